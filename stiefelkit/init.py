@@ -125,9 +125,9 @@ def hadamard_factors(n: int, order: str | None = None) -> tuple[Tensor, ...]:
     if m is None and order is not None:
         raise ShapeError(f"{_KERNELS} needs an order of 2^k times 1, 12, 20 or 28, got {n}; order=None takes more.")
     if m is None:
-        below, above = hadamard_orders(n)
-        near = f"{below} and {above} are near, and a transform with block= takes blocks"
-        raise ShapeError(f"sk.init.hadamard needs an order like 2^k or 12, 20, 28, ..., got {n}; {near}.")
+        near, block = "{} and {} are near".format(*hadamard_orders(n)), _largest_block(n)
+        wide = f", and a transform with block={block} takes blocks" if block > 2 else ""
+        raise ShapeError(f"sk.init.hadamard needs an order like 2^k or 12, 20, 28, ..., got {n}; {near}{wide}.")
     with torch.inference_mode(False):
         two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64, device="cpu")
         if m == 1:
@@ -149,6 +149,12 @@ def _odd_factor(n: int, order: str | None = None) -> int | None:
         return next((m for m in rests if m in (12, 20, 28)), None)
     first = next((m for m in rests if m == 172 or _field(m)), None)  # files hold weights that were turned by these
     return first or next((m for m in rests if m in (92, 116, 156)), None)
+
+
+def _largest_block(n: int) -> int:
+    """Returns a large divisor of n that is a known order."""
+    parts = (n // q for q in range(1, math.isqrt(max(n, 0)) + 1) if n % q == 0)
+    return next((m for m in parts if _odd_factor(m)), n & -n)
 
 
 def hadamard_orders(n: int) -> tuple[int, int]:
@@ -254,7 +260,6 @@ def draw(scheme: str, shape: Sequence[int], dtype: torch.dtype = torch.float64, 
 
 
 def _check(who: str, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
-    """Returns the shape as Python's integers; raises ShapeError or DtypeError unless shape and dtype are a frame's."""
     frame = sizes(shape)
     if frame is None or len(frame) < 2 or frame[-2] < frame[-1] or min(frame) < 0:
         raise ShapeError(

@@ -17,11 +17,7 @@ def as_python_number(value: Any, keep: type | tuple[()] = ()) -> Any:
     """Returns Python's int, float or bool for a number of any kind, and anything else as it is.
 
     Kinds are those of NumPy, arrays and tensors without dimensions, fractions, and all that has `__index__`. Of a list,
-    a tuple or a dictionary a copy with Python's numbers is returned.
-
-    Args:
-        value: a number or anything else.
-        keep: a class whose instances are left as they are.
+    a tuple or a dictionary a copy with Python's numbers is returned. Instances of `keep` are left as they are.
 
     >>> from fractions import Fraction
     >>> import torch

@@ -59,11 +59,8 @@ def code_of_others(needs: str, *passing: type[BaseException]) -> Iterator[None]:
 class Registry:
     """A table from names to objects that are imported when first asked for.
 
-    Args:
-        group: entry point group that plugins use to add names ("stiefelkit.parametrizations"); "" takes no plugins.
-        kind: what the table holds, in words, for messages ("parametrization").
-        built_in: name to dotted string `"package.module:attribute"`, or to the object itself.
-        check: raises OptionError for an object that is not of this kind; none of its own by default.
+    `group` is that of the plugins' entry points, "" for a table without; `kind` says in messages what the table holds;
+    `built_in` has dotted strings or objects, and `check` raises OptionError for what is not of this kind.
     """
 
     def __init__(

@@ -124,7 +124,6 @@ class Scaled(Wrapper):
         return (self.inner.return_bound + rounding) * (self.gain or 1.0)
 
     def _split(self, coordinates: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
-        """Returns the inner map's coordinates, and the gain."""
         return (coordinates[:-1], coordinates[-1]) if self.gain is None else (coordinates, self.gain)
 
     def _joined(self, unscaled: Sequence[Tensor], gain: float | Tensor) -> tuple[Tensor, ...]:

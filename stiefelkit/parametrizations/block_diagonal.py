@@ -160,7 +160,6 @@ def _block_shape(shape: Sequence[int], blocks: int) -> tuple[int, ...]:
 
 
 def _require_blocks(blocks: object, shape: Sequence[int]) -> int:
-    """Returns the number of blocks; raises OptionError unless the frame is made of so many."""
     n, p = shape[-2:]
     divides = Check(f"{{key}} that divide n = {n} and p = {p}", lambda k: integer(1).holds(k) and not (n % k or p % k))
     return divides.require("BlockDiagonal", "blocks", blocks)

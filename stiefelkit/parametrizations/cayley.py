@@ -249,12 +249,10 @@ class Cayley(OrthogonalParam):
         return check_signs(self, chart)
 
     def _first_signs(self, device: torch.device | str | None) -> Tensor:
-        """Returns the prescribed signs, or ones, in the shape of the chart."""
         signs = (1,) * self.shape[-1] if self.negative is None else self.negative
         return torch.tensor(signs, dtype=torch.int8, device=device).expand(*self.shape[:-2], -1).clone()
 
     def _check_reached(self, skew: Tensor, signs: Tensor, w: Tensor) -> None:
-        """Raises ImageError if the rounded coordinates do not give W back."""
         n, p = self.shape[-2:]
         skew = skew.to(coordinate_dtype(self.dtype))
         rounded = cayley(skew if self.bound is None else self._within_bound(skew, self.bound), n, p, signs=signs)
@@ -268,7 +266,6 @@ class Cayley(OrthogonalParam):
 
 
 def _signs(negative: int | Sequence[int] | Tensor, p: int) -> tuple[int, ...]:
-    """Turns the option into p signs."""
     is_array = isinstance(negative, Tensor | numpy.ndarray)
     signs = as_python_number(negative.tolist() if is_array else negative)
     if type(signs) is int:

@@ -271,7 +271,6 @@ class Givens(OrthogonalParam):
             yield butterfly_inverse(w)
 
     def _split(self, phase: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
-        """Returns the phases of the rotations in a dtype, and D."""
         if phase is None:
             return None, diagonal(signs=self.signs)
         return phase[..., : self.rotations].to(dtype), diagonal(phase=phase[..., self.rotations :])

@@ -190,7 +190,6 @@ class Householder(OrthogonalParam):
         raise ImageError(f"Householder needs {requirement}, got another; any fits reflections={self.shape[-1]}.")
 
     def _comes_back(self, w: Tensor, v: Tensor, d: Tensor) -> bool:
-        """Returns whether rounded coordinates give W back, as near as promised."""
         (n, p), k = self.shape[-2:], self.reflections
         real = coordinate_dtype(self.dtype)
         signs, phase = (None, d.angle().to(real)) if self.is_complex else (d.sign(), None)

@@ -113,16 +113,11 @@ def _like_forward(*args) -> tuple[Tensor, Tensor, Tensor]:
     # Between checkpoints everything is worked out again.
     saved = rows if keep and not recurrence.last_only else (0, *rows[1:])
     if recurrence.last_only:
-        steps = x.shape[0] if recurrence.sizes is None else len(recurrence.sizes)
-        rows = (_checkpoints(steps, keep), *h0.shape[:-1])
+        steps, count = x.shape[0] if recurrence.sizes is None else len(recurrence.sizes), 0
+        if keep:  # of a symbolic number of steps, some number
+            count = len(segments(steps)) if isinstance(steps, int) else torch.library.get_ctx().new_dynamic_size()
+        rows = (count, *h0.shape[:-1])
     return x.new_empty(*rows, n, dtype=h0.dtype), h0.new_empty(h0.shape), x.new_empty(*saved, width, dtype=dtype)
-
-
-def _checkpoints(steps: int | torch.SymInt, keep: bool) -> int | torch.SymInt:
-    """Returns how many checkpoints there are; of a symbolic number of steps, some number."""
-    if not keep:
-        return 0
-    return len(segments(steps)) if isinstance(steps, int) else torch.library.get_ctx().new_dynamic_size()
 
 
 @opaque(_like_forward, dims=None, schema=f"({ARGUMENTS}, bool keep) -> (Tensor, Tensor, Tensor)")

@@ -162,7 +162,6 @@ def transition_backward(
 def _start(
     name: str, w: Transition, given: Sequence[Tensor], results: Sequence[Tensor | None], strides: Sequence[int]
 ) -> None:
-    """Starts a program of weights, one for each head."""
     held = w.u, w.angle, *((w.bias,) if name == "prepare" else ()), w.rate, w.scale
     contiguous = (None if t is None else t.contiguous() for t in held)
     sizes = w.u.shape[1], *strides, len(w.angle) // w.heads

@@ -217,7 +217,6 @@ _WORDS = tuple(inspect.signature(orthogonal).parameters)
 
 
 def _make_map(asked: _AttachOptions, place: WeightPath, weight: Tensor, view: View) -> OrthogonalParam:
-    """Makes the map of a weight that is read by a view, or of one run of its blocks."""
     cls, shape = asked.cls, view.frame_shape
     check_options(cls, asked.options, near=_WORDS)
     reason = cls.supports(shape, weight.dtype, **asked.options)
@@ -292,7 +291,6 @@ def _is_frame(param: OrthogonalParam, weight: Tensor) -> bool:
 
 
 def _log_change(coordinate_list: CoordinateList, weight: Tensor, place: WeightPath, became: str, end: str) -> None:
-    """Logs that a weight has become another, and how far away it is, if anybody listens."""
     if _log.isEnabledFor(logging.INFO):
         now = coordinate_list.param(*coordinate_list.gathered())
         away = torch.linalg.vector_norm((now - weight).to(working_dtype(weight.dtype)))

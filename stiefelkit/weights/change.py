@@ -14,9 +14,9 @@ from stiefelkit.contract.composite import cores
 from stiefelkit.contract.param import each_frame, load_chart_
 from stiefelkit.contract.table import find_parametrization
 from stiefelkit.contract.view import axis_of
-from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, ShapeError, needs
-from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit
-from stiefelkit.tensors import full_tensor
+from stiefelkit.errors import DtypeError, NonFiniteError, OptionError, ShapeError, enumerated, needs, warn_caller
+from stiefelkit.metrics import bits_lost, frame_tolerance, orthogonality_error, rounding_limit
+from stiefelkit.tensors import full_tensor, is_sharded, working_dtype
 from stiefelkit.weights import find
 from stiefelkit.weights.modules import attach_coordinate_list, check_loading_of, stop_checking
 from stiefelkit.weights.optimizer_hooks import mark_replaced
@@ -82,9 +82,7 @@ def rebase_(module: nn.Module, name: str, optimizer: torch.optim.Optimizer | Non
     needs(holds, OptionError, "rebase_", wanted, type(optimizer).__name__)
     coordinate_list.check_assignable()
     present = coordinate_list.gathered()  # of which gains stay
-    positions = [
-        param.rebased(*present[share]) for param, share in maps
-    ]  # all, or an error before the first is written
+    positions = [param.rebased(*present[share]) for param, share in maps]  # all, before the first is written
     for (param, share), (begun, chart) in zip(maps, positions, strict=True):
         load_chart_(param, chart)
         present[share] = begun
@@ -228,9 +226,9 @@ def drift(
     of the coordinates as they are stored: a mean that was written into a frame shows its error until the next read
     replaces it.
 
-    Without `where=`, weights without a map are not measured. With it those that are chosen are measured, each as its
-    module reads it: plain parameters, buffers, weights that torch or geotorch parametrizes. Wide ones are measured by
-    rows.
+    Without `where=`, weights without a map are not measured; a model that has only such, some of which look like
+    frames, is warned of. With it those that are chosen are measured, each as its module reads it: plain parameters,
+    buffers, weights that torch or geotorch parametrizes. Wide ones are measured by rows.
 
     Args:
         model: any module.
@@ -242,7 +240,13 @@ def drift(
     """
     find.check_module(model, "drift", "; sk.metrics.orthogonality_error measures a tensor")
     if where is None:
-        return drift_of_maps(model)
+        drifts = drift_of_maps(model)
+        if not drifts and (names := _like_frames(model)):
+            warn_caller(
+                f"sk.drift measures weights with a map, got a model with none, of which {enumerated(names)} look like "
+                f"frames; sk.drift(model, where={names[:3]!r}) measures them."
+            )
+        return drifts
     drifts = {}
     for place in find.choose(model, where, "drift", of_buffers=True):
         held = find.coordinate_list_of(place.host, place.name)
@@ -263,6 +267,22 @@ def drift_of_maps(model: nn.Module) -> dict[str, Drift]:
     """Returns what `drift` does of weights with a map."""
     lists = {weight.qualified: weight.coordinate_list for weight in find.orthogonal_weights(model)}
     return {name: _worst(each_frame(one.param.bare(*one.gathered())), name) for name, one in lists.items()}
+
+
+def _like_frames(model: nn.Module) -> list[str]:
+    """Returns the names of matrices whose rows or columns are orthonormal; most others are told by their norm alone."""
+    found = []
+    for place in find.matrices_of(model):
+        w = getattr(place.host, place.name)
+        if not isinstance(w, Tensor) or w.dim() != 2 or w.is_meta or is_sharded(w) or w.itemsize == 1:
+            continue
+        p = min(w.shape)
+        square = torch.linalg.vector_norm(w, dtype=working_dtype(w.dtype)).item() ** 2
+        tolerance = frame_tolerance(p, w.dtype)
+        if p > 1 and abs(square - p) <= p**0.5 * tolerance:
+            tall = w if w.shape[0] >= w.shape[1] else w.mH
+            found += [place.qualified] if orthogonality_error(tall).item() <= tolerance else []
+    return found
 
 
 def _worst(frames: Sequence[Tensor], qualified: str) -> Drift:

@@ -86,7 +86,6 @@ def read_description(state: Any, weight: str, own: Any = None) -> dict[str, Any]
 
 
 def _check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str) -> None:
-    """Raises CheckpointError unless a checkpoint's description is that of the weight it is loaded into."""
     for key, mine in ours.items():
         fits = _is_same_map(theirs.get(key), mine) if key == "map" else _is_same(theirs.get(key), mine)
         if not fits:
@@ -162,7 +161,12 @@ def check_state(
             what, may_be_meta = f"{weight} ({name})", assign or ours.is_meta
             found[name] = entry_of(state_dict.get(key), key, what, ours, tuple(shape), may_be_meta)
     for name in values.keys() & param.manifolds.keys():
-        _check_frame(full_tensor(values[name]), f"{weight} ({name})")
+        w = full_tensor(values[name])
+        error, permitted = orthogonality_error(w).max(), frame_tolerance(w.shape[-1], w.dtype)
+        if not w.is_meta and not error.item() <= permitted:
+            wanted = f"orthonormal columns, ||W^H W - I||_F <= {permitted:.2g}, got {error.item():.2g}"
+            remedy = "sk.functional.nearest_frame gives the nearest, to be assigned with sk.assign_"
+            raise CheckpointError(f"{weight} ({name}) needs {wanted}; {remedy}.")
     if any([choice.is_meta for choice in choices.values()]):
         return False
     # Names of buffers in a map inside differ from those of the chart.
@@ -211,17 +215,6 @@ def entry_of(value: Any, key: str, what: str, ours: Tensor, shape: tuple[int, ..
         largest = local.abs().max().item()
         raise NonFiniteError(f"{what} needs coordinates that {ours.dtype} holds, got one of modulus {largest:.2g}.")
     return value
-
-
-def _check_frame(w: Tensor, what: str) -> None:
-    if w.is_meta:
-        return
-    error, permitted = orthogonality_error(w).max().item(), frame_tolerance(w.shape[-1], w.dtype)
-    if not error <= permitted:
-        raise CheckpointError(
-            f"{what} needs orthonormal columns, ||W^H W - I||_F <= {permitted:.2g}, got {error:.2g}; "
-            "sk.functional.nearest_frame gives the nearest, to be assigned with sk.assign_."
-        )
 
 
 @torch.no_grad()

@@ -271,7 +271,6 @@ class CoordinateList(parametrize.ParametrizationList):
         return w if x is None else F.linear(x, w)
 
     def _evaluate(self, x: Tensor | None = None) -> Any:
-        """Evaluates this weight by itself, or applies it to x."""
         values = self._values()
         first: object = values[0] if values else None
         if isinstance(first, torch.fx.Proxy) and isinstance(first.tracer, torch.fx.Tracer):

@@ -117,7 +117,7 @@ class WeightPath(NamedTuple):
 def find_path(model: nn.Module, name: str) -> WeightPath:
     """Returns where a name points to, "encoder.0.weight"; raises UnknownNameError if no such module is inside."""
     if not isinstance(name, str):
-        return WeightPath(shown(name), model, name)
+        raise UnknownNameError(f"{class_name(model)} needs the name of a weight, got {shown(name)}.")
     path, _, last = name.rpartition(".")
     host: Any = inside_checkpoint(model)
     for part in path.split(".") if path else []:
@@ -134,8 +134,6 @@ def find_path(model: nn.Module, name: str) -> WeightPath:
 def find_weight(model: nn.Module, name: str, who: str) -> OrthogonalWeight:
     """Returns an orthogonal weight; raises DtypeError or UnknownNameError where there is none of this name."""
     check_module(model, who)
-    if not isinstance(name, str):
-        raise UnknownNameError(f"{who} needs the name of an orthogonal weight, got {type(name).__name__}.")
     held = [weight.qualified for weight in orthogonal_weights(model)]
     place = find_path(model, name)
     coordinate_list = coordinate_list_of(place.host, place.name)
@@ -388,8 +386,6 @@ def _not_plain(place: WeightPath, what: str, remedy: str) -> OptionError:
 def _refuse_what_is_there(place: WeightPath) -> None:
     """Raises OptionError for a tensor of this name that is no parameter."""
     host, name = place.host, place.name
-    if not isinstance(name, str):
-        return
     held = held_parametrizations(host)
     if held is not None and name in held_modules(held):
         remedy = "sk.bake it first"

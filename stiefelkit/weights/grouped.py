@@ -363,7 +363,6 @@ def _switch_behind(hook: object) -> _Switch | None:
 
 
 def _kind(coordinate_list: CoordinateList) -> Hashable:
-    """Returns what weights have in common that one call can map."""
     param = coordinate_list.param
     parts = [part for part in param.modules() if isinstance(part, OrthogonalParam)]
     maps = [(type(p), p.shape, p.dtype, p.precision, p.view if isinstance(p, Viewed) else None) for p in parts]

@@ -111,7 +111,6 @@ def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def _reduce_ex(self: nn.Module, protocol: object) -> tuple[object, ...]:
-    """Pickles a module by its plain class and the names of its weights."""
     plain = _plain_class(self)
     return _rebuild, (plain, _names(self)), plain.__getstate__(self)
 

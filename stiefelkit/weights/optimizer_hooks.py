@@ -98,7 +98,6 @@ _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, int]] = weakr
 
 
 def _remember(table: _Alive[T, Entry], thing: T, entry: Entry) -> None:
-    """Adds something to a table until it dies, and registers the hooks if they are not."""
     _looked.clear()
     table[id(thing)] = weakref.ref(thing, functools.partial(_forget, table, id(thing))), entry
     if not _hooks:
@@ -225,6 +224,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object)
             held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
             _warn_of_replaced(optimizer, held)
             _warn_of_decay(optimizer)
+            _warn_of_eps(optimizer, held)
     finally:
         _running.pop()
 
@@ -271,7 +271,6 @@ def _refuse(optimizer: torch.optim.Optimizer, params: Iterable[Tensor]) -> None:
 
 
 def _is_geoopts(optimizer: torch.optim.Optimizer, p: Tensor | None = None) -> bool:
-    """Returns whether an optimizer is one of geoopt's and a parameter is one that it moves along a manifold."""
     mixin, tensor = sys.modules.get("geoopt.optim.mixin"), sys.modules.get("geoopt.tensor")
     if mixin is None or tensor is None or not isinstance(optimizer, mixin.OptimMixin):
         return False
@@ -345,3 +344,20 @@ def _warn_of_decay(optimizer: torch.optim.Optimizer) -> None:
         f"{'=' if len(values) == 1 else ' up to '}{max(values):g}, which moves the frames or rates that they stand for "
         "and regularizes nothing; sk.optim.parameter_groups(model, lr=...) gives coordinates none."
     )
+
+
+def _warn_of_eps(optimizer: torch.optim.Optimizer, held: dict[int, Tensor]) -> None:
+    """Warns of float16 parameters beside coordinates if eps is 0 in float16: 0 / 0 there is NaN in all weights next."""
+    is_known = type(optimizer).step.__module__.startswith(("torch.optim.", "stiefelkit."))
+    for group in optimizer.param_groups if is_known and not torch.compiler.is_compiling() else ():
+        eps = group.get("eps")
+        if group.get("fused") or not isinstance(eps, int | float) or eps > 2.0**-25:
+            continue  # a fused step computes in float32
+        lost = [p for p in group["params"] if p.dtype == torch.float16 and p.requires_grad]
+        if lost and any(id(c) in held for watched, _ in _alive(_watched) for c in watched.coordinates.values()):
+            shapes = enumerated([f"the one of shape {tuple(p.shape)}" for p in lost])
+            return warn_caller(
+                f"{type(optimizer).__name__} needs an eps that is not 0 in float16, got {eps:g}, with which small "
+                f"gradients of parameters, {shapes}, give NaN, and orthogonal weights next; eps=1e-4 or bfloat16 "
+                "stays finite."
+            )

@@ -159,6 +159,5 @@ def _undo_registration(host: nn.Module, name: str, weight: nn.Parameter) -> None
 
 
 def _is_inside_a_weight(parent: nn.Module, name: str, present: nn.Module) -> bool:
-    """Returns whether a module is a coordinate list, what holds it, or part of it."""
     is_part = isinstance(parent, CoordinateList | OrthogonalParam) or isinstance(present, CoordinateList)
     return is_part or (name == "parametrizations" and checks_loading(parent))

@@ -69,14 +69,6 @@ def test_parts_that_do_not_fit_are_refused(name, options, error, word):
         square(name, **options)
 
 
-def test_learning_rates_reach_the_parts():
-    layer = square("margin", margin=0.1)
-    groups = sk.optim.parameter_groups(layer, lr=1.0, skew=0.1, spectrum=0.01)
-    assert {g["name"]: g["lr"] for g in groups} == {"u.skew": 0.1, "v.skew": 0.1, "spectrum": 0.01}
-    with pytest.raises(errors.UnknownNameError, match="coordinate"):
-        sk.optim.parameter_groups(layer, lr=1e-3, **{"u.*": 1e-4})
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
 @pytest.mark.parametrize("inner", ["matrix_exp", "cayley", "householder", "givens"])
 def test_rebasing_keeps_the_weight_and_zeroes_the_way_to_it(inner, dtype):

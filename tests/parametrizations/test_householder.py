@@ -36,21 +36,6 @@ def test_compact_wy_is_the_product_of_reflectors(n, k, p, is_complex):
     assert torch.allclose(householder(v, n, k, p, dtype=DTYPES[is_complex]), product(u, p), atol=1e-13)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e10, 1e30])
-def test_the_scale_of_a_reflector_means_nothing(scale):
-    v = torch.randn(trapezoid_size(5, 5, False))
-    w = Householder((5, 5), dtype=torch.float32)
-    leaf = (v * scale).requires_grad_()
-    out = w(leaf)
-    assert torch.allclose(out, w(v), atol=1e-6)
-    out.sum().backward()
-    assert leaf.grad is not None
-    assert torch.isfinite(leaf.grad).all()
-    along = (leaf.grad.double() * leaf.detach().double()).sum()
-    size = leaf.grad.double().norm() * leaf.detach().double().norm()
-    assert abs(along) <= 1e-6 * size
-
-
 def test_the_count_is_the_papers():
     # nk - k(k - 1)/2, Mhammedi et al. 2017: n = 128 with 16 reflections.
     layer = sk.orthogonal(torch.nn.Linear(128, 128), "weight", "householder", reflections=16)
@@ -130,6 +115,7 @@ def test_gradients_of_panels_are_safe_at_any_scale(scale, precision):
         householder(v, 160, 160, 160, dtype=torch.float32, precision=precision, **diagonal),
         plain(v, 160, 160, 160, torch.float32, d),
     )
+    assert torch.allclose(w.double(), expected, atol=1e-5)
     g = torch.randn_like(w)
     (a,), (b,) = torch.autograd.grad(w, v, g), torch.autograd.grad(expected, v, g.double())
     assert (a.double() * scale - b.double() * scale).norm() <= 1e-5 * (b.double() * scale).norm()

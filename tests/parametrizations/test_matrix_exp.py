@@ -112,15 +112,6 @@ def test_angles_at_every_distance_from_pi_are_found(seed):
         assert torch.dist(torch.linalg.matrix_exp(a), w) <= 1e-14 * n
 
 
-def test_determinant_minus_one_is_refused_with_the_remedy():
-    reflection = torch.diag(torch.tensor([1.0, 1.0, -1.0]))
-    layer = torch.nn.Linear(3, 3)
-    with pytest.raises(errors.ImageError, match="determinant"):
-        sk.orthogonal(layer, "weight", "matrix_exp", init=reflection)
-    sk.orthogonal(layer, "weight", "matrix_exp")
-    assert torch.linalg.det(layer.weight) > 0
-
-
 def test_a_checkpoint_with_a_rotation_that_is_none_is_refused():
     layer = sk.orthogonal(torch.nn.Linear(2, 5), "weight", "matrix_exp")
     state = layer.state_dict()

@@ -151,14 +151,6 @@ def test_a_step_in_factors_keeps_lengths_and_states_to_a_few_roundings(name, dty
     assert (torch.linalg.vector_norm(h - exact, dim=-1) / lengths).max() < bound
 
 
-def test_a_second_derivative_is_refused_as_with_the_matrix():
-    map, coordinates = placed("givens", COMPLEX, {"layers": 2})
-    loss = run(factored(map, coordinates), drawn(map))[1].abs().sum()
-    first = torch.autograd.grad(loss, coordinates, create_graph=True)
-    with pytest.raises(errors.OptionError, match="reference"):
-        torch.autograd.grad(torch.cat([g.flatten() for g in first]).sum(), coordinates)
-
-
 @pytest.mark.slow
 def test_compiled_layers_take_factors():
     rnn = OrthogonalRNN(2, 8, parametrization="givens", layers=2, field="complex", factored=True)

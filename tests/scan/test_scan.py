@@ -10,7 +10,6 @@ from stiefelkit import errors
 from stiefelkit.scan import scan
 from stiefelkit.scan.checks import Recurrence
 from stiefelkit.scan.engines import problem
-from stiefelkit.testing import lowered_products
 
 DOUBLE = torch.float64
 REAL_ACTIVATIONS = ["modrelu", "tanh", "relu", "leaky_relu", "leaky_relu(0.3)", "abs", "oplu", "identity"]
@@ -89,18 +88,6 @@ def test_values_and_gradients_are_those_of_the_loop(activation, is_complex, size
         arguments = drawn(activation, is_complex, sizes, m=m, complex_input=complex_input)
         options: dict[str, Any] = dict(activation=activation, batch_sizes=sizes, reverse=reverse, last_only=last_only)
         require_those_of_the_loop(arguments, **options)
-
-
-@pytest.mark.parametrize("last_only", [False, True])
-@pytest.mark.parametrize(("activation", "is_complex"), CASES)
-def test_gradients_are_those_of_finite_differences(activation, is_complex, last_only):
-    arguments = {k: t.requires_grad_() for k, t in drawn(activation, is_complex, T=4, B=2, n=4, m=2).items()}
-
-    def call(*tensors):
-        out, last = run(dict(zip(arguments, tensors, strict=True)), activation=activation, last_only=last_only)
-        return last if last_only else (out, last)
-
-    assert torch.autograd.gradcheck(call, tuple(arguments.values()))
 
 
 @pytest.mark.parametrize(("activation", "is_complex"), CASES)
@@ -352,22 +339,6 @@ def test_batches_of_gradients_of_autograds_own_are_those_of_torch_func(last_only
     expected: Any = jacobian(lambda x: last(x, "reference"), x, vectorize=True)
     assert torch.allclose(torch.func.jacrev(last)(x), expected)
     assert torch.allclose(jacobian(last, x, vectorize=True), expected)
-
-
-@pytest.mark.parametrize("backend", ["reference", "inplace"])
-def test_lowered_products_reach_neither_states_nor_gradients(backend):
-    w, x, h0 = torch.linalg.qr(torch.randn(64, 64))[0].contiguous(), torch.randn(20, 32, 64), torch.zeros(32, 64)
-
-    def results():
-        leaf = w.clone().requires_grad_()
-        out: Any = scan(x, leaf, h0, activation="tanh", backend=backend)[0]
-        return [out, *torch.autograd.grad(out.sum(), leaf)]
-
-    exact = results()
-    with lowered_products():
-        lowered = results()
-    for a, b in zip(lowered, exact, strict=True):
-        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_a_scan_of_no_inputs_and_on_the_meta_device_has_its_shapes():

@@ -15,16 +15,6 @@ from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import random_coordinates
 
 
-@over_all_maps
-def test_functional_call_takes_coordinates_or_for_once_a_whole_weight(name, dtype):
-    layer, other = make(name, dtype), make(name, dtype)
-    x = torch.ones(2, 4, dtype=dtype)
-    w = layer.weight.detach().clone()
-    state = {**dict(other.named_parameters()), **dict(other.named_buffers())}
-    assert torch.equal(torch.func.functional_call(layer, state, x), other(x))
-    assert torch.equal(layer.weight, w)
-
-
 class Twice(nn.Module):
     """Two layers, one after the other, that read one weight."""
 

@@ -1,7 +1,6 @@
 """Averages of weights stay frames, or become frames again before anybody reads or saves them."""
 
 import copy
-import os
 import pickle
 from typing import Any
 
@@ -19,7 +18,6 @@ from stiefelkit.testing.cases import saved_and_loaded
 from stiefelkit.weights.find import orthogonal_weights
 
 MAPS = sorted(sk.available())
-STEPS = int(os.environ.get("STIEFELKIT_AVERAGES", "50"))
 DTYPES = [torch.float32, torch.float64, torch.complex64]
 
 

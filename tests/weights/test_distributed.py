@@ -48,17 +48,12 @@ def free():
 
 def run_ddp(rank):
     for name in free():
-        check_ddp(rank, name)
-
-
-def check_ddp(rank, name):
-    net = nn.parallel.DistributedDataParallel(make(name))
-    train(net, data()[rank::2])
-    alone = make(name)
-    train(alone, data())
-    for ours, theirs in zip(net.module.parameters(), alone.parameters(), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-5), name
-    assert all(map(equal_on_both, net.parameters()))
+        net, alone = nn.parallel.DistributedDataParallel(make(name)), make(name)
+        train(net, data()[rank::2])
+        train(alone, data())
+        for ours, theirs in zip(net.module.parameters(), alone.parameters(), strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-5), name
+        assert all(map(equal_on_both, net.parameters()))
 
 
 def run_fsdp(rank):

@@ -1,5 +1,6 @@
 """`sk.drift(model, where=...)` measures weights that others hold, as their modules read them."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -52,3 +53,15 @@ def test_kernels_blocks_and_gains_are_read_as_they_are_told():
         assert sk.drift(fused, "weight", blocks=blocks)["weight"].bits_lost < 2
     with pytest.raises(errors.ShapeError, match="view="):
         sk.drift(conv, "weight")
+
+
+def test_a_model_of_frames_without_a_map_says_so():
+    net: Any = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4), nn.Linear(4, 4))
+    parametrizations.orthogonal(net[0])
+    nn.init.orthogonal_(net[1].weight)
+    with pytest.warns(UserWarning, match=r"0\.weight, 1\.weight look like frames") as caught:
+        assert sk.drift(net) == {}
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sk.drift(nn.Linear(4, 4)) == {}

@@ -12,8 +12,6 @@ from stiefelkit.nn import GORU, LinearTransitionRNN, OrthogonalRNN, OrthogonalRN
 KINDS = [OrthogonalRNN, LinearTransitionRNN, GORU]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
-DOUBLE = torch.float64
-
 
 def positional(kind: type) -> list[str]:
     parameters = inspect.signature(kind).parameters.values()

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from every_map import make, over_all_maps, squares
-from optimizers_at_hand import descend
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -140,9 +139,7 @@ def test_weights_of_other_kinds_are_in_other_groups_and_single_ones_in_none(monk
 
 
 def test_large_weights_are_parted_as_memory_counts(monkeypatch):
-    from stiefelkit.weights import grouped
-
-    monkeypatch.setattr(grouped, "_ENTRIES", 40)
+    monkeypatch.setattr(group, "_ENTRIES", 40)
     net = several(count=5)
     seen = evaluations(net, monkeypatch)
     assert_alike(net)
@@ -186,19 +183,6 @@ def test_what_stands_on_top_is_applied_to_each_by_itself():
     parametrizations.spectral_norm(net[1])
     net.eval()
     assert_alike(net)
-
-
-def test_a_step_of_an_optimizer_has_the_group_evaluated_anew(monkeypatch):
-    first = several()
-    nets = [first, copy.deepcopy(first)]
-    seen = evaluations(nets[0], monkeypatch)
-    for net, context in ((nets[0], sk.grouped(nets[0])), (nets[1], torch.enable_grad())):
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        with context:
-            descend(optimizer, lambda net=net: loss(net), 3)
-    assert seen == [3] * 3
-    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
 
 
 def test_what_is_written_between_two_reads_is_seen():

@@ -1,7 +1,5 @@
 """What an optimizer would do without a word is said once, with the remedy."""
 
-import copy
-import pickle
 import warnings
 from typing import Any
 
@@ -30,23 +28,15 @@ def said(module, optimizer, steps=1) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_an_optimizer_made_before_the_weight_was_orthogonal():
-    layer = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    train(layer, optimizer)
-    sk.orthogonal(layer, "weight")
-    (text,) = said(layer, optimizer, 3)
-    assert "SGD holds what Linear.weight had before sk.orthogonal" in text
-    assert "make a new optimizer" in text
-
-
-def test_an_optimizer_made_before_the_weight_was_baked():
-    layer = linear()
+@pytest.mark.parametrize(("make", "change"), [(lambda: nn.Linear(4, 4), sk.orthogonal), (linear, sk.bake)])
+def test_an_optimizer_made_before_the_weight_was_orthogonal_or_baked(make, change):
+    layer = make()
     optimizer = torch.optim.SGD(sk.optim.parameter_groups(layer, lr=0.1))
     train(layer, optimizer)
-    sk.bake(layer, "weight")
+    change(layer, "weight")
     (text,) = said(layer, optimizer, 3)
-    assert "what Linear.weight had before sk.bake" in text
+    assert f"SGD holds what Linear.weight had before sk.{change.__name__}" in text
+    assert "make a new optimizer" in text
 
 
 def test_an_optimizer_that_was_given_the_coordinates_since_is_left_in_peace():
@@ -98,28 +88,6 @@ def test_several_coordinates_and_decays_are_one_warning_and_a_gain_may_shrink():
     assert said(net, torch.optim.AdamW([gain], lr=0.1)) == []
 
 
-@pytest.mark.parametrize("layer", [sk.nn.LRU(3, 8), sk.nn.RotationRNN(3, 8, parametrization=None)], ids=["lru", "rnn"])
-@pytest.mark.parametrize(
-    "change", [lambda layer: layer, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))]
-)
-def test_weight_decay_of_angles_and_rates_of_a_recurrence(layer, change):
-    layer = change(layer)
-    keys = {key: p for key, p in layer.named_parameters() if key.startswith(("angle", "log_"))}
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.5)
-    for p in layer.parameters():
-        p.grad = torch.zeros_like(p)
-    with pytest.warns(UserWarning, match="by weight_decay=0.5") as caught:
-        optimizer.step()
-    (text,) = (str(warning.message) for warning in caught)
-    assert all(f"'{key.removesuffix('_l0')}'" in text for key in keys)
-    optimizer = torch.optim.AdamW(sk.optim.parameter_groups(layer, lr=0.1, weight_decay=0.5))
-    before = {key: p.detach().clone() for key, p in keys.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.step()
-    assert all(torch.equal(p, before[key]) for key, p in keys.items())
-
-
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_a_warning_points_to_the_line_that_calls_step(scheduled):
     layer = linear()
@@ -143,6 +111,8 @@ def test_decay_that_is_absent_or_asked_for_is_left_in_peace():
             warnings.simplefilter("always")
             optimizer.step()
         assert caught == []
+    net = nn.Sequential(linear().requires_grad_(False), nn.Linear(4, 4))
+    assert said(net, torch.optim.AdamW(net.parameters())) == []
 
 
 def test_a_frozen_weight_makes_a_frozen_frame_and_the_remedy_trains_it():
@@ -157,8 +127,3 @@ def test_a_frozen_weight_makes_a_frozen_frame_and_the_remedy_trains_it():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sk.orthogonal(nn.Linear(4, 4), "weight").requires_grad_(False)
-
-
-def test_decay_of_what_is_frozen_is_left_in_peace():
-    net = nn.Sequential(linear().requires_grad_(False), nn.Linear(4, 4))
-    assert said(net, torch.optim.AdamW(net.parameters())) == []

@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from optimizers_at_hand import descend
 from torch import nn
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.metrics import orthogonality_error
 
 
 class Language(nn.Module):
@@ -64,14 +62,6 @@ def test_one_parameter_in_two_places_takes_a_tensor_as_its_first_value():
     apart = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with pytest.raises(errors.OptionError, match="weights"):
         sk.orthogonal(apart, where="*", init=start)
-
-
-def test_training_keeps_both_the_same_frame():
-    net = Language("stiefel")
-    optimizer = sk.optim.CayleyAdam(sk.optim.parameter_groups(net, lr=0.1))
-    descend(optimizer, lambda: -loss(net), 20)
-    assert torch.equal(net.encoder.weight, net.decoder.weight)
-    assert orthogonality_error(net.decoder.weight).item() < 1e-6
 
 
 def test_baking_a_model_leaves_one_parameter_and_baking_one_module_two():

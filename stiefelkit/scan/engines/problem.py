@@ -23,25 +23,21 @@ GPU_STEPS = 32
 
 
 class Chunk(NamedTuple):
-    """Consecutive steps with the same number of rows: the first step, its first row among packed ones, and sizes."""
+    """Consecutive steps with the same number of rows."""
 
-    time: int
-    start: int
     steps: int
     batch: int
 
 
 def cut(sizes: Sequence[int], row_bytes: int, is_cached: bool = True) -> list[Chunk]:
     """Cuts steps of so many rows into chunks, in the order of time, for a CPU's cache or for launches on a GPU."""
-    chunks, time, start = [], 0, 0
+    chunks = []
     for batch, run in itertools.groupby(sizes):
         length = len(list(run))
         fitting = max(1, CHUNK_BYTES // max(1, batch * row_bytes), CHUNK_ROWS // max(1, batch))
         most = fitting if is_cached else GPU_STEPS
         for done in range(0, length, most):
-            steps = min(most, length - done)
-            chunks.append(Chunk(time, start, steps, batch))
-            time, start = time + steps, start + steps * batch
+            chunks.append(Chunk(min(most, length - done), batch))
     return chunks
 
 

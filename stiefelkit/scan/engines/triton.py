@@ -282,7 +282,8 @@ def _blocked(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
         n = len(matrix) // 2
         columns = torch.stack([matrix[:n, :n].mT, matrix[:n, n:].mT])
     elif fixed["PAIRS"]:
-        order = _paired(len(matrix), matrix.device)
+        # Units i and i + width / 2 one after the other.
+        order = torch.arange(len(matrix), device=matrix.device).view(2, -1).mT.flatten()
         # The rows of a group's matrix meet states as they stand in memory.
         columns = columns[:, order] if "LONG" in fixed else columns[:, order][..., order]
     first = fixed.get("LONG", fixed["SIZE"])
@@ -294,8 +295,3 @@ def _blocked(matrix: Tensor, fixed: dict[str, Any]) -> Tensor:
 def _padded(t: Tensor, *zeros: int) -> Tensor:
     """Returns a contiguous tensor with so many zeros behind the last, the last but one ... dimension."""
     return torch.nn.functional.pad(t, [n for count in zeros for n in (0, count)]) if any(zeros) else t.contiguous()
-
-
-def _paired(width: int, device: torch.device) -> Tensor:
-    """Units in the order of pairs, i and i + width / 2 one after the other."""
-    return torch.arange(width, device=device).view(2, -1).mT.flatten()
