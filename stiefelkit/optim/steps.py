@@ -19,10 +19,9 @@ from stiefelkit.functional._arithmetic.norms import Norms, probes
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._cayley.quotient import SHORT
-from stiefelkit.functional._kernels.launch import frame_step
+from stiefelkit.functional._kernels.launch import frame_step, takes
 from stiefelkit.functional._kernels.step import adam_in_one
 from stiefelkit.functional._polish import rounded_defect
-from stiefelkit.functional._stiefel.retractions import in_one_launch
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.batch import EXTERNAL_CHANGE, Bucket, Group, limit_of
@@ -369,12 +368,12 @@ def landed_along(
     bucket: Bucket, direction: Tangent | Tensor, steps: Norms, turns: int, way: str = "go", most: float = 0.0
 ) -> bool:
     """Does a step and its polishes by one launch, a `frame_step`, where that is possible."""
-    taken = in_one_launch(bucket.w, bucket.lo, steps[0])
-    if taken is None:
+    w, step = bucket.w, steps[0]
+    if not bucket.is_narrow or not takes(w, w.shape[-2], 1 + w.is_complex()):
         return False
-    w, lo, step = taken
+    lo = torch.zeros_like(w) if bucket.lo is None else bucket.lo
     field = direction if isinstance(direction, Tensor) else direction.vector(w)
-    return bucket.land(*frame_step(w, lo, field, step, turns, way, most))
+    return bucket.land(*frame_step(w, lo, field, step if w.dim() > 2 else step[0], turns, way, most))
 
 
 def step_length_and_error(

@@ -78,7 +78,9 @@ def matrix_exp(
     v = v.double() if double else v
     is_fine = single and double
     if n > 2 * p:
-        w = _tall(v, n, p, is_complex, is_fine)
+        block, z, _ = on_span(*unpack_skew(v, n, p, is_complex))
+        columns = exponential(block, is_fine=is_fine)[..., :p]
+        w = torch.cat([columns[..., :p, :], z @ columns[..., p:, :]], dim=-2)
         w = w if single else polish(w)
     else:
         a = _Skew.of(v, n, p, is_complex)
@@ -165,13 +167,6 @@ class _Squared(_InOneLaunch):
         if is_differentiated() or not is_plain(g):
             return _InOneLaunch.backward(ctx, g)
         return launch.skew_coordinates(squared_adjoint(g.double(), *ctx.saved_tensors[1:]), 1.0), None, None
-
-
-def _tall(v: Tensor, n: int, p: int, is_complex: bool, is_fine: bool) -> Tensor:
-    a11, a21 = unpack_skew(v, n, p, is_complex)
-    block, z, _ = on_span(a11, a21)
-    columns = exponential(block, is_fine=is_fine)[..., :p]
-    return torch.cat([columns[..., :p, :], z @ columns[..., p:, :]], dim=-2)
 
 
 def join_blocks(a11: Tensor, a21: Tensor) -> Tensor:

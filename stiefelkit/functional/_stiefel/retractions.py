@@ -27,7 +27,6 @@ from stiefelkit.errors import RankError
 from stiefelkit.functional._arithmetic.float64 import float64_is_weak
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._cayley.quotient import quotient_of_accretive, quotient_of_skew, short_product
-from stiefelkit.functional._kernels.launch import takes
 from stiefelkit.functional._packing import check_alike
 from stiefelkit.functional._polar import polar_factor
 from stiefelkit.functional._stiefel.tangents import Tangent, skew_part, tangent_part, tangent_parts
@@ -67,14 +66,6 @@ def cayley_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, def
     if defect is not None:
         y.add_(defect, alpha=-0.5).add_(w.mH @ rest, alpha=2)
     return short_product(w - rest, y, rest, -2)
-
-
-def in_one_launch(w: Tensor, lo: Tensor | None, step: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Returns W, lo and step (*) as programs take them that move small frames on a GPU; None where none runs."""
-    is_narrow = w.dtype in (torch.float32, torch.complex64)
-    if not is_narrow or not takes(w, w.shape[-2], 1 + w.is_complex()):
-        return None
-    return w, torch.zeros_like(w) if lo is None else lo, step if w.dim() > 2 else step[0]
 
 
 def cayley_retraction(w: Tensor, u: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:

@@ -39,10 +39,6 @@ def _on_line(w: Tensor, u: Tensor, t: float) -> PointOnLine:
     return PointOnLine(torch.add(w, u, alpha=t), u)
 
 
-PointOnCurve = PointOnLine | CayleyPoint
-"""A point of a curve of one parameter."""
-
-
 class Frames:
     """Frames (*, n, p) in a metric, moved by the Cayley transform."""
 
@@ -138,7 +134,7 @@ class CurvePoint:
     """The points of the curves of all parameters at one t."""
 
     space: Space
-    parts: list[PointOnCurve]
+    parts: list[PointOnLine | CayleyPoint]
 
     @property
     def points(self) -> list[Tensor]:
