@@ -9,7 +9,7 @@ Triton program is one launch, which leaves its results as they stand in memory.
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self
+from typing import Any
 from unittest import mock
 
 import torch
@@ -59,32 +59,18 @@ class _Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Programs:
-    """Counts the starts of programs, in the place of each of them."""
-
-    starts = 0
-
-    def __getattr__(self, name: str) -> Self:
-        return self
-
-    def __getitem__(self, grid: object) -> Self:
-        return self
-
-    def __call__(self, *args: object, **options: object) -> None:
-        self.starts += 1
-
-
 def counts_of(run: Run) -> tuple[int, int]:
     """Counts operators that are no views, programs, and operators that read a value, of one run, as on a device."""
-    programs = _Programs()
+    programs = mock.MagicMock()  # in the place of each program
     of_a_device = mock.patch.object(launch.Interpreter, "is_on", True)
     of_a_scan = mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"})
     with without_reads(), of_a_device, of_a_scan, mock.patch.object(launch, "programs", return_value=programs):
         run()  # what is made at first use
-        programs.starts = 0
+        programs.reset_mock()
         with _Counter() as counter:
             run()
-    return counter.launches + programs.starts, counter.reads
+    starts = sum(name.endswith("__getitem__()") for name, *_ in programs.mock_calls)
+    return counter.launches + starts, counter.reads
 
 
 def of_map(entrant: Implementation, size: str, dtype: str) -> Run:

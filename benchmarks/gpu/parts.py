@@ -28,7 +28,7 @@ from stiefelkit.measuring.clock import race as race_versions
 from stiefelkit.measuring.contest import Contest, Race, Row, Schedule, finite
 from stiefelkit.measuring.moved_frames import own_optimizers, peer_optimizers
 from stiefelkit.measuring.plans import DriftPlan, OptimizerRace, ParametrizationRace, ScanRace
-from stiefelkit.scan import rotation_scan
+from stiefelkit.scan import reflector_scan, rotation_scan
 from stiefelkit.testing import LawBroken, check_optimizer, check_parametrization
 from stiefelkit.training import data
 from stiefelkit.training.tasks.adding import Adding
@@ -222,6 +222,7 @@ def linear(scale: Scale, device: str, schedule: Schedule) -> Races:
             angle = torch.rand(units // 2, device=place, requires_grad=True)
             yield Race(f"states of a scan, {subject}", "law", [_scan_error(states, angle, g) for g in (0.999, 1.0)])
             yield _timed(scale, f"forward and backward, {subject}", _recurrences(states, angle), place)
+            yield _timed(scale, f"two reflectors, {subject}", _reflections(steps, batch, units, place), place)
         contest, size = Contest("convolutions"), scale.image
         words = f"{convolutions.CHANNELS} channels, {size} x {size}, 32 images"
         runs: dict[str, Run] = {}
@@ -263,6 +264,25 @@ def _recurrences(states: Tensor, angle: Tensor) -> dict[str, Run]:
     for name, layer in layers.items():
         leaves = list(layer.to(states.device).parameters())
         runs[name] = lambda layer=layer, leaves=leaves: torch.autograd.grad(layer(x)[0], leaves, g)
+    return runs
+
+
+def _reflections(steps: int, batch: int, units: int, device: torch.device) -> dict[str, Run]:
+    """The gated DeltaProduct with heads of 64 units, in float32, and flash-linear-attention's, which takes bfloat16."""
+    size, m = min(units, 64), 2
+    q, k, v = (torch.randn(batch, count, units // size, size, device=device) for count in (steps, m * steps, m * steps))
+    tensors = [t.requires_grad_() for t in (q, F.normalize(k, dim=-1), v)]
+    runs: dict[str, Run] = {
+        "reflector_scan": lambda: torch.autograd.grad(reflector_scan(*tensors)[0], tensors, torch.ones_like(q))  # type: ignore[arg-type]
+    }
+    with contextlib.suppress(ImportError):
+        from fla.ops.gated_delta_product import chunk_gated_delta_product  # type: ignore[import-not-found]
+
+        halves, g = [t.detach().bfloat16().requires_grad_() for t in tensors], q.new_zeros(q.shape[:3])
+        given = [*halves, g, 2 * k.new_ones(k.shape[:3])]
+        runs["fla"] = lambda: torch.autograd.grad(
+            chunk_gated_delta_product(*given, num_householder=m)[0], halves, torch.ones_like(halves[0])
+        )
     return runs
 
 

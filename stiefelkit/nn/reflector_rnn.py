@@ -130,11 +130,10 @@ class ReflectorRNN(GRULayers):
             width = self._read("weight_ih", suffix).shape[1]
             taps = torch.empty(width, self.conv, device=device, dtype=self.dtype)
             self.register_parameter(f"weight_conv{suffix}", nn.Parameter(taps))
-        self._draw(suffix)
 
     def _add_weights(self, suffix: str, width: int, device: torch.device | str | None, options: dict[str, Any]) -> None:
         super()._add_weights(suffix, width, device, options)
-        self._draw_first(suffix)
+        self._draw(suffix)
 
     @torch.no_grad()
     def _draw(self, suffix: str) -> None:
@@ -145,9 +144,6 @@ class ReflectorRNN(GRULayers):
             rates.copy_(torch.log(torch.expm1(torch.empty_like(rates).uniform_(slow, fast).exp())))
         if self.conv is not None:
             self._read("weight_conv", suffix).uniform_(-(self.conv**-0.5), self.conv**-0.5)
-
-    @torch.no_grad()
-    def _draw_first(self, suffix: str) -> None:
         if not self.additive:
             self._read("h0", suffix).normal_()
 
@@ -155,7 +151,6 @@ class ReflectorRNN(GRULayers):
     def _reset(self, suffix: str) -> None:
         super()._reset(suffix)
         self._draw(suffix)
-        self._draw_first(suffix)
 
     def _steps(self, suffix: str, x: Tensor) -> reflectors.Steps:
         """Returns what a layer and direction gives the scan for inputs (B, T, m), in float32 at least."""
@@ -192,13 +187,9 @@ class ReflectorRNN(GRULayers):
             first = self._first(suffix, h0, batch, x).unflatten(-1, self._state)
             x = x.unsqueeze(0) if sizes is not None else x.transpose(0, 1)
             if self.conv is not None:
-                times = None
-                if sizes is not None:
-                    counts = torch.tensor(sizes, device=x.device)
-                    times = torch.arange(sizes[0], device=x.device) < counts[:, None]
-                    x = x.new_zeros(*times.shape, x.shape[-1]).index_put((times,), x[0]).transpose(0, 1)
-                x = self._convolved(suffix, x, None, steps["reverse"])
-                x = x if times is None else x.transpose(0, 1)[times].unsqueeze(0)
+                rows = x if sizes is None else reflectors.unpacked(x[0], sizes)
+                x = self._convolved(suffix, rows, None, steps["reverse"])
+                x = x if sizes is None else reflectors.packed(x, sizes)
             given = self._steps(suffix, x)
             out, last = reflectors.scan_reflectors(given, first, self.tau, real, backend=self.backend, **steps)
             if out is not None:

@@ -21,10 +21,9 @@ from stiefelkit.errors import (
 from stiefelkit.functional._arithmetic.product import is_plain
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.numbers import FLAG, integer, optional
-from stiefelkit.scan.checks import DTYPES, lengths, row_counts
-from stiefelkit.scan.engines.borders import takes_borders
+from stiefelkit.scan.checks import DTYPES, check_shapes, lengths, row_counts
+from stiefelkit.scan.engines.borders import flaw_of_program
 from stiefelkit.scan.engines.reflections import Steps, chunked, one_by_one
-from stiefelkit.scan.engines.triton import unsupported_device
 
 REFLECTOR_BACKENDS = ("auto", "reference", "chunks", "triton")
 """Names that `reflector_scan` takes as `backend`."""
@@ -106,14 +105,13 @@ def reflector_scan(
         needs(t is None or isinstance(t, Tensor), DtypeError, who, f"a tensor {name}", shown(t))
         fits = t is None or (t.dtype in DTYPES and not t.is_complex())
         needs(fits, DtypeError, who, f"{name} of a real floating dtype", t if t is None else t.dtype)
-    sizes = row_counts(who, batch_sizes)
+    sizes, batch = row_counts(who, batch_sizes), k.shape[0]
     if sizes is not None:
-        lead = next(t for t in (q, v, k) if t is not None)
+        lead, batch = next(t for t in (q, v, k) if t is not None), sizes[0]
         lengths(who, lead.flatten(1), sizes)
-        given |= {name: None if given[name] is None else given[name].unsqueeze(0) for name in list(given)[:5]}
-    steps = _checked(who, tau, *list(given.values())[:5])
+        given |= {name: None if given[name] is None else given[name].unsqueeze(0) for name in Steps._fields}
+    steps, first, is_vector = _checked(who, tau, batch, **given)
     _check_values(who, tau, steps)
-    first, is_vector = _first(who, steps, initial, None if sizes is None else sizes[0])
     dtype = functools.reduce(torch.promote_types, (t.dtype for t in (q, k, v, initial) if t is not None))
     how: dict[str, Any] = {"batch_sizes": sizes, "reverse": reverse, "last_only": last_only, "backend": backend}
     out, last = scan_reflectors(steps, first, tau, dtype, chunk=chunk, **how)
@@ -136,83 +134,89 @@ def scan_reflectors(
     chunk: int | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """Runs `reflector_scan` with outputs of a dtype and no checks; packed rows come, and go, as a batch of one."""
-    times = None
     if batch_sizes is not None:
         # Behind its end a sequence has zero keys and values, which change no state.
-        sizes = torch.tensor(batch_sizes, device=first.device)
-        times = torch.arange(batch_sizes[0], device=first.device) < sizes[:, None]
-        steps = steps.each(lambda t: _unpacked(t[0], times))
+        steps = steps.each(lambda t: unpacked(t[0], batch_sizes))
     if reverse:
         steps = steps.each(lambda t: t.flip(1))
     if is_exported() or backend == "reference" or (not torch.compiler.is_compiling() and is_in_forward_mode()):
         out, last = one_by_one(steps, first, tau)
         last = last.to(torch.promote_types(dtype, torch.float32))
     else:
-        fits = takes_borders(first)
-        if backend == "triton":
-            flaw = unsupported_device(first.device) or (None if fits else f"D at most 128, got {first.shape[-2]}")
-            if flaw is not None:
-                raise OptionError(f'reflector_scan with backend="triton" needs {flaw}.')
-        how = "triton" if fits and (backend == "triton" or (backend == "auto" and first.is_cuda)) else "chunks"
+        flaw = None if backend == "chunks" else flaw_of_program(first)
+        if backend == "triton" and flaw is not None:
+            raise OptionError(f'reflector_scan with backend="triton" needs {flaw}.')
+        how = "triton" if flaw is None and (backend == "triton" or (backend == "auto" and first.is_cuda)) else "chunks"
         out, last = chunked(steps, first, tau, chunk, last_only, dtype, how)
     if last_only:
         return None, last
     out = out.flip(1) if reverse else out
-    return (out if times is None else out.transpose(0, 1)[times].unsqueeze(0)).to(dtype), last
+    return (out if batch_sizes is None else packed(out, batch_sizes)).to(dtype), last
 
 
-def _unpacked(t: Tensor, times: Tensor) -> Tensor:
-    return t.new_zeros(*times.shape, *t.shape[1:]).index_put((times,), t).transpose(0, 1)
+def _times(batch_sizes: Sequence[int], device: torch.device) -> Tensor:
+    sizes = torch.tensor(batch_sizes, device=device)
+    return torch.arange(batch_sizes[0], device=device) < sizes[:, None]
+
+
+def unpacked(rows: Tensor, batch_sizes: Sequence[int]) -> Tensor:
+    """Returns packed rows as sequences (B, T, ...), zero behind their ends."""
+    times = _times(batch_sizes, rows.device)
+    return rows.new_zeros(*times.shape, *rows.shape[1:]).index_put((times,), rows).transpose(0, 1)
+
+
+def packed(t: Tensor, batch_sizes: Sequence[int]) -> Tensor:
+    """Returns sequences (B, T, ...) as packed rows, a batch of one."""
+    return t.transpose(0, 1)[_times(batch_sizes, t.device)].unsqueeze(0)
 
 
 def _checked(
     who: str,
     tau: str,
+    batch: int,
     q: Tensor | None,
     k: Tensor,
     v: Tensor | None,
     beta: Tensor | None,
     decay: Tensor | None,
-) -> Steps:
-    """Returns tensors of the shapes of `Steps`, a vector state as a matrix of one column."""
+    initial: Tensor | None,
+) -> tuple[Steps, Tensor, bool]:
+    """Returns tensors of the shapes of `Steps`, the first state (B, H, D, V), and whether states are vectors."""
     leading = next((t for t in (q, v if q is None else None, decay) if t is not None), None)
     needs(k.dim() in (4, 5), ShapeError, who, "k of shape (B, T, m, H, D) or (B, T m, H, D)", tuple(k.shape))
     if k.dim() == 4:
-        steps = k.shape[1] if leading is None else leading.shape[1]
-        whole = steps > 0 and k.shape[1] % steps == 0 and k.shape[1] > 0
-        needs(whole, ShapeError, who, "k with m >= 1 keys a step", f"{k.shape[1]} keys of {steps} steps")
-        k = k.unflatten(1, (steps, -1))
-    batch, steps, m, heads, width = k.shape
+        count = k.shape[1] if leading is None else leading.shape[1]
+        whole = count > 0 and k.shape[1] % count == 0 and k.shape[1] > 0
+        needs(whole, ShapeError, who, "k with m >= 1 keys a step", f"{k.shape[1]} keys of {count} steps")
+        k = k.unflatten(1, (count, -1))
+    rows, count, m, heads, width = k.shape
     needs(min(k.shape[1:]) > 0, ShapeError, who, "k with T, m, H and D >= 1", tuple(k.shape))
-    folded: dict[str, Tensor | None] = {"v": v, "beta": beta}
-    for name, dims in (("v", 5), ("beta", 4)) if q is not None else (("beta", 4),):
-        t = folded[name]
-        if t is not None and t.dim() == dims - 1 and (name == "v" or tau == "free") and t.shape[1] == steps * m:
-            folded[name] = t.unflatten(1, (steps, m))
-    v, beta = folded.values()
-    needs(q is None or v is not None, OptionError, who, "values v for queries", "None")
-    if q is not None:
-        assert v is not None
-        _require(who, "q", q, (batch, steps, heads, width))
-        _require(who, "v", v, (batch, steps, m, heads, v.shape[-1]))
-    elif v is not None:
-        v = v if v.dim() == 5 else v.unsqueeze(-1)
-        _require(who, "v", v, (batch, steps, heads, width, v.shape[-1]))
+    of_steps, of_keys = (rows, count, heads), (rows, count, m, heads)
+    gates = of_keys if tau == "free" else of_steps
     if tau == "exact":
         needs(beta is None, OptionError, who, 'no beta with tau="exact"', "one")
     else:
-        wanted = (batch, steps, heads) if tau == "gated" else (batch, steps, m, heads)
-        needs(beta is not None, OptionError, who, f'beta of shape {wanted} with tau="{tau}"', "None")
-        assert beta is not None
-        _require(who, "beta", beta, wanted)
-    if decay is not None:
-        _require(who, "decay", decay, (batch, steps, heads))
-    return Steps(q, k, v, beta, decay)
+        needs(beta is not None, OptionError, who, f'beta of shape {gates} with tau="{tau}"', "None")
+    needs(q is None or v is not None, OptionError, who, "values v for queries", "None")
+    needs(v is not None or initial is not None, OptionError, who, "an initial state if nothing is added to it", "None")
 
+    def by_step(t: Tensor | None, dims: int) -> Tensor | None:
+        return t if t is None or t.dim() >= dims or t.shape[1] != count * m else t.unflatten(1, (count, m))
 
-def _require(who: str, name: str, t: Tensor, shape: tuple[int, ...]) -> None:
-    if t.dim() != len(shape) or any(a != b for a, b in zip(t.shape, shape, strict=True)):
-        raise ShapeError(f"{who} needs {name} of shape {shape}, got {tuple(t.shape)}.")
+    if q is not None:
+        v = by_step(v, 5)
+    elif v is not None and v.dim() == 4:
+        v = v.unsqueeze(-1)
+    beta = by_step(beta, 4) if tau == "free" else beta
+    is_vector = q is None and (initial.dim() == 3 if initial is not None else v is not None and v.shape[-1] == 1)
+    state = initial.unsqueeze(-1) if is_vector and initial is not None else initial
+    like = state if v is None else v
+    assert like is not None
+    columns = like.shape[-1]
+    wanted = {"q": (q, (*of_steps, width)), "v": (v, (*(of_keys if q is not None else (*of_steps, width)), columns))}
+    first = batch, heads, width, columns
+    check_shapes(who, **wanted, beta=(beta, gates), decay=(decay, of_steps), initial=(state, first))
+    return Steps(q, k, v, beta, decay), k.new_zeros(first) if state is None else state, is_vector
 
 
 def _check_values(who: str, tau: str, steps: Steps) -> None:
@@ -221,29 +225,12 @@ def _check_values(who: str, tau: str, steps: Steps) -> None:
     if not (all(map(may_sync_host, present)) and is_plain(*present)):
         return
     for name, t in steps._asdict().items():
-        if t is not None and name != "decay" and t.numel():
-            # A sum is infinite or NaN if a number is.
-            is_finite = bool(t.detach().sum(dtype=torch.float64).isfinite())
-            needs(is_finite, NonFiniteError, who, f"finite numbers in {name}", "NaN or infinity")
-    if steps.decay is not None:
-        needs(not bool(steps.decay.isnan().any()), NonFiniteError, who, "numbers in decay", "NaN")
+        if t is not None:
+            # A sum is infinite or NaN if a number is; a decay may be zero, of the logarithm -infinity.
+            total = t.detach().sum(dtype=torch.float64)
+            is_fit = not total.isnan() if name == "decay" else total.isfinite()
+            needs(bool(is_fit), NonFiniteError, who, f"finite numbers in {name}", "NaN or infinity")
     if steps.beta is not None and steps.beta.numel():
         most, (low, high) = (1 if tau == "gated" else 2), (x.item() for x in steps.beta.detach().aminmax())
         fits = 0 <= low and high <= most
         needs(fits, OptionError, who, f'beta between 0 and {most} with tau="{tau}"', f"{low:.4g} to {high:.4g}")
-
-
-def _first(who: str, steps: Steps, initial: Tensor | None, batch: int | None) -> tuple[Tensor, bool]:
-    """Returns the first state (B, H, D, V), and whether states are vectors."""
-    k, v = steps.k, steps.v
-    batch = k.shape[0] if batch is None else batch
-    head = batch, k.shape[3], k.shape[4]
-    if initial is None:
-        needs(v is not None, OptionError, who, "an initial state if nothing is added to it", "None")
-        assert v is not None
-        return k.new_zeros(*head, v.shape[-1]), steps.q is None and v.shape[-1] == 1
-    is_vector = initial.dim() == 3 and steps.q is None
-    state = initial.unsqueeze(-1) if is_vector else initial
-    columns = state.shape[-1] if v is None else v.shape[-1]
-    _require(who, "initial", state, (*head, columns))
-    return state, is_vector

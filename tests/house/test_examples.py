@@ -101,3 +101,11 @@ def test_a_learned_rotation_lowers_the_error_of_four_bits_and_is_exported(monkey
     assert worst <= 2
     assert away < 1e-3
     assert torch.export.load(tmp_path / "rotated.pt2").module()(torch.zeros(597, 64)).shape == (597, 10)
+
+
+def test_the_scan_of_reflectors_is_timed_beside_the_loop_and_a_chunked_form(monkeypatch, capsys):
+    run("reflector_times", "--steps 64 --batch 1 --heads 1 --size 8 --rounds 1", monkeypatch)
+    _, row = capsys.readouterr().out.splitlines()
+    assert len([float(seconds) for seconds in row.split()[3:]]) == 3
+    run("reflector_times", "--predict --heads 1 --size 8", monkeypatch)
+    assert "GB" in capsys.readouterr().out

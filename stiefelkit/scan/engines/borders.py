@@ -10,9 +10,10 @@ MAX_WIDTH = 128
 """The most rows of a state of a program."""
 
 
-def takes_borders(first: Tensor) -> bool:
-    """Returns whether a program passes states (*, d, V) on."""
-    return first.shape[-2] <= MAX_WIDTH and unsupported_device(first.device) is None
+def flaw_of_program(first: Tensor) -> str | None:
+    """Returns what the program needs to pass states (*, d, V) on, and does not find, or None."""
+    fits = first.shape[-2] <= MAX_WIDTH
+    return unsupported_device(first.device) or (None if fits else f"D at most {MAX_WIDTH}, got {first.shape[-2]}")
 
 
 def pass_borders(
@@ -35,7 +36,7 @@ def pass_borders(
     if backend == "triton":
         if states.numel():
             rows = max(16, 1 << (size - 1).bit_length())
-            fixed = {"BACK": back, "N": rows, "K": min(rows, 32), "V": 16, "num_warps": 4 if rows <= 32 else 8}
+            fixed = {"BACK": back, "N": rows, "num_warps": 4 if rows <= 32 else 8}
             strides = ends.stride(1), 0 if r is None else r.stride(1), 0 if b is None else b.stride(0)
             programs = count * -(-columns // 16)
             given = ends, r, b, states, chunks, count, size, columns, *strides
