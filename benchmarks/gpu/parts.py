@@ -268,21 +268,16 @@ def _recurrences(states: Tensor, angle: Tensor) -> dict[str, Run]:
 
 
 def _reflections(steps: int, batch: int, units: int, device: torch.device) -> dict[str, Run]:
-    """The gated DeltaProduct with heads of 64 units, in float32, and flash-linear-attention's, which takes bfloat16."""
-    size, m = min(units, 64), 2
-    q, k, v = (torch.randn(batch, count, units // size, size, device=device) for count in (steps, m * steps, m * steps))
-    tensors = [t.requires_grad_() for t in (q, F.normalize(k, dim=-1), v)]
-    runs: dict[str, Run] = {
-        "reflector_scan": lambda: torch.autograd.grad(reflector_scan(*tensors)[0], tensors, torch.ones_like(q))  # type: ignore[arg-type]
-    }
+    """The DeltaProduct of two keys a step, heads of 64 units and bfloat16, which is what flash-linear-attention takes."""
+    size = min(units, 64)
+    q, k, v = (torch.randn(batch, count, units // size, size, device=device) for count in (steps, 2 * steps, 2 * steps))
+    tensors = [t.bfloat16().requires_grad_() for t in (q, F.normalize(k, dim=-1), v)]
+    g, gates = torch.ones_like(tensors[0]), (q.new_zeros(q.shape[:3]), 2 * k.new_ones(k.shape[:3]))
+    runs: dict[str, Run] = {"reflector_scan": lambda: torch.autograd.grad(reflector_scan(*tensors)[0], tensors, g)}  # type: ignore[arg-type]
     with contextlib.suppress(ImportError):
-        from fla.ops.gated_delta_product import chunk_gated_delta_product  # type: ignore[import-not-found]
+        from fla.ops.gated_delta_product import chunk_gated_delta_product as chunk  # type: ignore[import-not-found]
 
-        halves, g = [t.detach().bfloat16().requires_grad_() for t in tensors], q.new_zeros(q.shape[:3])
-        given = [*halves, g, 2 * k.new_ones(k.shape[:3])]
-        runs["fla"] = lambda: torch.autograd.grad(
-            chunk_gated_delta_product(*given, num_householder=m)[0], halves, torch.ones_like(halves[0])
-        )
+        runs["fla"] = lambda: torch.autograd.grad(chunk(*tensors, *gates, num_householder=2)[0], tensors, g)
     return runs
 
 
