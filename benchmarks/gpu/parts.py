@@ -268,7 +268,7 @@ def _recurrences(states: Tensor, angle: Tensor) -> dict[str, Run]:
 
 
 def _reflections(steps: int, batch: int, units: int, device: torch.device) -> dict[str, Run]:
-    """The DeltaProduct of two keys a step, heads of 64 units and bfloat16, which is what flash-linear-attention takes."""
+    """The DeltaProduct of two keys a step, heads of 64 units, in bfloat16, which flash-linear-attention takes alone."""
     size = min(units, 64)
     q, k, v = (torch.randn(batch, count, units // size, size, device=device) for count in (steps, 2 * steps, 2 * steps))
     tensors = [t.bfloat16().requires_grad_() for t in (q, F.normalize(k, dim=-1), v)]
