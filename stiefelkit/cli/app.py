@@ -1,5 +1,6 @@
 """The table of commands, each imported when it is called or when all are listed."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,8 +8,11 @@ from cyclopts import App, Parameter
 
 from stiefelkit._version import __version__
 from stiefelkit.cli.options import DEFAULTS, join_keys, words_of_file
+from stiefelkit.errors import OptionError
 
 CONFIG = "TOML file with options, those of a task in a table of its name; the command line overrides it."
+ALONE = ("train", "compare", "reproduce", "sweep")
+"""Commands that write runs, and refuse torchrun."""
 
 app = App(
     name="stiefelkit",
@@ -42,5 +46,7 @@ def launch(
     config: Annotated[Path | None, Parameter(help=CONFIG)] = None,
 ) -> Any:
     """Reads the options of a file, then runs the command with both."""
+    if words[:1] and words[0] in ALONE and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise OptionError(f"stiefelkit {words[0]} needs one process, got several of torchrun; start it without.")
     more = words_of_file(config, words) if config is not None else []
     return app([*words, *more], exit_on_error=False, print_error=False, result_action="return_value")

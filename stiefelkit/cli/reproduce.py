@@ -30,6 +30,7 @@ def reproduce(
     report: Annotated[bool, Parameter(negative=())] = False,
     page: Path | None = None,
     readme: Path | None = None,
+    add: Path | None = None,
     data: Path | None = None,
     out: Path = Path("runs/papers"),
     figures: Options[Figures] = None,
@@ -50,14 +51,15 @@ def reproduce(
         report: write one page about all runs below --out, with plots in report/ there, and what words.md there says.
         page: that page; report/report.md in --out if left out.
         readme: a file whose line <!-- runs --> gets the number of rows that have run.
+        add: a tar of runs, as `make papers-gpu` writes it; they go to --out.
         data: folder of the data; that of STIEFELKIT_DATA if left out.
         out: folder of the runs; that of an experiment lies in it under its name.
         figures: how they are written.
     """
     settings = Settings(seed=seed, threads=threads, device=device)
     asked = [*settings.given(), *(["epochs"] if epochs is not None else [])]
-    modes = [word for word in (name, list and "--list", report and "--report") if word]
-    words = "the name of an experiment, --list or --report"
+    modes = [word for word in (name, list and "--list", report and "--report", add and "--add") if word]
+    words = "the name of an experiment, --list, --report or --add"
     needs(len(modes) == 1, OptionError, "Reproducing", words, " and ".join(modes) or "none; --list has all names")
     needs(report or not (page or readme), OptionError, "--page or --readme", "--report, which writes it", "no --report")
     needs(bool(name) or not asked, OptionError, modes[0], "no other options, since it runs nothing", ", ".join(asked))
@@ -74,6 +76,12 @@ def reproduce(
             for path in write_page(out, page, figures or Figures(), readme):
                 say(f"Figure: {path}")
             say(f"Page: {page}")
+            return 0
+        if add:
+            from stiefelkit.training.reproduce import add as added
+
+            for path in added(add, out):
+                say(f"Run: {path}")
             return 0
         return _run(str(name), out, epochs, settings)
 

@@ -49,8 +49,8 @@ class Landing(FrameOptimizer):
     has nothing to do. With every=k that is done after each k-th step only, which is the published algorithm (k
     infinite): it saves three products of seven, and in between W is not a frame, but as near to one as :math:`‖E‖_F <
     1/2` says. Code that reads the weight gets it so; saving or copying its module lands it first. End, and save, at
-    a multiple of k. Where no value is read, as on a GPU, k is 1. In "stiefel:euclidean" the part of T within the
-    columns of W counts half. Other groups are moved by torch.optim.Adam.
+    a multiple of k. In "stiefel:euclidean" the part of T within the columns of W counts half. Other groups are moved by
+    torch.optim.Adam.
 
     References:
         Ablin, Peyre, Fast and accurate optimization on the orthogonal manifold without retraction, AISTATS 2022.
@@ -72,16 +72,16 @@ class Landing(FrameOptimizer):
     steady: ClassVar = {"momentum": 0.0}
 
     def move(self, group: Group, bucket: Bucket) -> None:
+        """See `FrameOptimizer`."""
         who, on_host = type(self).__name__, bucket.may_sync_host
-        w, period = bucket.w, group["every"] if on_host else 1
-        attraction = group["attraction"] if period > 1 else 0.0
+        w, attraction = bucket.w, group["attraction"] if group["every"] > 1 else 0.0
         off, g = defect_of(w), -bucket.g if group["maximize"] else bucket.g
         if group["momentum"]:
             g = g.add(bucket.state("momentum_buffer"), alpha=group["momentum"])
         s = w.mH @ g
         if group["momentum"]:
             bucket.stage("momentum_buffer", plus_product(g, w, s + s.mH, -0.5))
-        field = _field(group, w, g, s, off, attraction * off if on_host else None)
+        field = _field(group, w, g, s, off, attraction * off if on_host or attraction else None)
         distances, lengths, normal = norms_of(off, field, s)
         size, most = ([sum(lengths)], torch.finfo(w.dtype).max ** 0.5) if on_host else (lengths, LARGEST)
         bucket.require_at_most(size, most, lambda: not_finite(who, [bucket]))
@@ -102,20 +102,22 @@ class Landing(FrameOptimizer):
         if on_host:
             steps = [_safe(float(lr), d, f, attraction, x) for d, f, x in each]
         else:
-            steps = [_safe_on_device(lr, d, f, x) for d, f, x in each]
+            steps = [_safe_on_device(lr, d, f, attraction, x) for d, f, x in each]
         if on_host and not fit_float32_range(steps):
             units = units_of(lengths)
             g = divided(g, units)
             s = w.mH @ g
             field = _field(group, w, g, s, off, divided(attraction * off, units))
-            scaled = zip(units, distances, *norms_of(field, s), strict=True)
-            steps = [_safe(float(lr) * u, d, f, attraction / u, noise * x) for u, d, f, x in scaled]
-        if not on_host and landed_along(bucket, field, steps, _POLISHES):
+            every = zip(units, distances, *norms_of(field, s), strict=True)
+            steps = [_safe(float(lr) * u, d, f, attraction / u, noise * x) for u, d, f, x in every]
+        if not on_host and group["every"] == 1 and landed_along(bucket, field, steps, _POLISHES):
             return
         bucket.add(field * (-as_factor(steps, w)))
-        # A frame without a gradient in some of the steps has a count of its own; all land with the first.
-        if period == 1 or any([k % period == 0 for k in counts]):
-            land(bucket, group["precision"], _POLISHES)
+        # A frame without a gradient in some of the steps has a count of its own.
+        turns = [(k % group["every"] == 0) * 1.0 for k in counts] if group["every"] > 1 else [1.0]
+        if not on_host or any(turns):
+            lands = as_factor(turns, w)
+            land(bucket, group["precision"], _POLISHES, lands=lands if isinstance(lands, Tensor) else None)
 
 
 def _field(group: Group, w: Tensor, g: Tensor, s: Tensor, off: Tensor, pull: Tensor | None) -> Tensor:
@@ -139,7 +141,12 @@ def _safe(lr: float, d: float, f: float, attraction: float, noise: float) -> flo
     return min(lr, 0.5 / attraction) if attraction else lr
 
 
-def _safe_on_device(lr: float | Tensor, d: Tensor, f: Tensor, noise: Tensor) -> Tensor:
-    """Returns the same of all matrices of a batch without attraction; F = 0 is as short after any step."""
+def _safe_on_device(lr: float | Tensor, d: Tensor, f: Tensor, attraction: float, noise: Tensor) -> Tensor:
+    """Returns the same of all matrices of a batch."""
     room = (FURTHEST - d).clamp(min=0)
-    return (room / (torch.hypot(noise, f * room.sqrt()) + noise)).clamp(max=lr)
+    if not attraction:  # F = 0 is as short after any step
+        return (room / (torch.hypot(noise, f * room.sqrt()) + noise)).clamp(max=lr)
+    pull = attraction * d * (1 - d) - noise
+    root = torch.hypot(pull, f * room.sqrt())
+    longest = torch.where(pull > 0, (pull + root) / f / f, room / (root - pull))
+    return torch.where(f > 0, longest, 0.0).clamp(max=lr).clamp(max=0.5 / attraction)

@@ -445,9 +445,10 @@ def in_units(w: Tensor, direction: Tangent, steps: Norms) -> tuple[Tangent, Norm
     return scaled, [t * u if norm else 0.0 for t, u, norm in zip(steps, units, norms, strict=True)]
 
 
-def measured(bucket: Bucket, coarse: bool = False) -> tuple[Tensor, float, float]:
+def measured(bucket: Bucket, coarse: bool = False, lands: Tensor | None = None) -> tuple[Tensor, float, float]:
     """Returns W^H W - I, in the dtype of W if coarse, its norm, and the error that taking it away leaves."""
     defect = defect_of(bucket.w) if coarse else rounded_defect(bucket.w, bucket.lo)
+    defect = defect if lands is None else defect * lands
     norm = max(norms_of(defect)[0])
     # A polish leaves 3/4 of the square.
     return defect, norm, 0.0 if norm * norm <= 0.3 * limit_of(defect.shape[-1], bucket.dtype) else math.inf
@@ -484,20 +485,21 @@ def left_behind(defect: Tensor, norm: float, direction: Tangent, steps: Norms) -
     return 1.5 * math.sqrt(p) * norms_of(left)[0][0]
 
 
-def polish(bucket: Bucket, coarse: bool = False) -> float:
-    """Takes W^H W - I away, and returns how large it was."""
-    defect, norm, bucket.accumulated_error = measured(bucket, coarse)
+def polish(bucket: Bucket, coarse: bool = False, lands: Tensor | None = None) -> float:
+    """Takes W^H W - I away of frames that `lands`, 0 or 1, chooses, and returns how large it was."""
+    defect, norm, bucket.accumulated_error = measured(bucket, coarse, lands)
     bucket.add((bucket.w @ defect).mul_(-0.5))
     return norm
 
 
-def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf) -> None:
+def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf, lands: Tensor | None = None) -> None:
     """Polishes frames, at most `left` from the manifold, until they are on it, or `turns` times without reads."""
     exact, p = precision == "exact", bucket.params[0]
     if not bucket.may_sync_host:
         for turn in range(1, turns + 1):
             w = bucket.w
             defect = rounded_defect(w, bucket.lo) if exact and turn == turns else defect_of(w)
+            defect = defect if lands is None else defect * lands
             if turn == turns:
                 most = EXTERNAL_CHANGE * math.sqrt(p.shape[-1])
                 bucket.require_at_most([torch.linalg.matrix_norm(defect)], most, AssertionError)
@@ -506,5 +508,5 @@ def land(bucket: Bucket, precision: str, turns: int, left: float = math.inf) -> 
     bucket.accumulated_error = 0.0
     limit = limit_of(p.shape[-1], p.dtype)
     while left > (0.3 * limit if exact else 3 * limit):
-        norm = polish(bucket, not exact)
+        norm = polish(bucket, not exact, lands)
         left = 0.75 * norm * norm

@@ -4,14 +4,17 @@ import dataclasses
 import itertools
 import os
 import re
+import shutil
 import statistics
+import tarfile
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stiefelkit.errors import RunError, StiefelkitError, needs, printable
 from stiefelkit.figure import Figures
-from stiefelkit.files import read_json, write_atomically
+from stiefelkit.files import importing, read_json, write_atomically
 from stiefelkit.training import papers, run_folder
 from stiefelkit.training.display import Terminal
 from stiefelkit.training.papers import Row
@@ -97,6 +100,24 @@ def reproduce(
         raise RunError(f"Run {out} needs {words}, got {config.steps // row.epoch} epochs; name another --out.")
     kept = {name: vars(begun)[name] for name in ("seed", "threads", "device") if vars(named)[name] is None}
     return resume(out, dataclasses.replace(config, steps=max(config.steps, run_folder.last_step(out)), **kept), display)
+
+
+def add(archive: Path, out: Path) -> list[Path]:
+    """Puts the runs of rows in a tar into a folder, new ones or those that go on from what is there; returns them."""
+    who, moves = "An archive", {}
+    with tempfile.TemporaryDirectory() as name:
+        with importing(who, archive, RunError):
+            try:
+                shutil.unpack_archive(archive, name, filter="data")
+            except (shutil.ReadError, tarfile.TarError) as error:
+                raise ValueError(str(error)) from error
+        for path in sorted(config.parent for config in Path(name).rglob(run_folder.CONFIG)):
+            moves[path] = place = out / path.relative_to(name)
+            by_kind(folder := opened(path, papers.find(path.name)))
+            is_longer = run_folder.content_of(folder.log).startswith(run_folder.content_of(place / run_folder.LOG))
+            needs(is_longer, RunError, who, f"a log that begins with that of {place}", "another; move one elsewhere")
+        needs(bool(moves), RunError, who, "runs of rows", "none")
+        return [Path(shutil.copytree(path, place, dirs_exist_ok=True)) for path, place in moves.items()]
 
 
 def opened(path: Path, row: Row) -> RunFolder:

@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -48,11 +49,15 @@ class Session:
     step: int = 0
     window: Window = field(default_factory=Window)
     epoch_seconds: float = 0.0
+    graph: bool = False
+    """Whether steps replay CUDA graphs of the model, forward and backward."""
 
     def __post_init__(self) -> None:
         self._batches = self.task.batches_per_epoch(self.config.batch_size)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._answer: Callable[[Tensor], Tensor] | None = None
+        self._shape: torch.Size | None = None
 
     @classmethod
     def start(cls, config: Config) -> "Session":
@@ -71,7 +76,7 @@ class Session:
             share = 0.5 * (1.0 + math.cos(math.pi * self.step / self.config.steps))
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
-        output = self.task.answer(self.model, x)
+        output = self._output(x)
         loss = self.task.loss(output, y)
         value = loss.item()
         if not math.isfinite(value):
@@ -97,6 +102,15 @@ class Session:
         self.epoch_seconds += seconds
         self.step += 1
 
+    def _output(self, x: Tensor) -> Tensor:
+        """Returns the model's output; on a GPU by graphs of the first batch, for all batches of its shape."""
+        if self._shape is None:
+            self._shape, self._answer = x.shape, graphed(_Answer(self.task, self.model), x)
+            self.graph = self._answer is not None
+        if self._answer is not None and x.shape == self._shape:
+            return self._answer(x)
+        return self.task.answer(self.model, x)
+
     def train_record(self) -> Record:
         """Returns the line of the log about the steps of the window."""
         from stiefelkit.weights.change import drift_of_maps
@@ -112,7 +126,7 @@ class Session:
         errors = {name: {"error": float(each.error), "limit": float(each.limit)} for name, each in drifts.items()}
         record |= {"gradient_norm": window.gradient_norm, "orthogonality": errors}
         record["ms_per_step"] = round(1e3 * window.seconds / window.steps, 3)
-        return record
+        return record | {"graph": True} if self.graph else record
 
     def test_records(self) -> Iterator[Record]:
         """Gives the lines of the log for an evaluation, held out and set apart."""
@@ -170,6 +184,30 @@ class Session:
         remedy = "start a new run with a smaller --lr, or with --clip-norm 1"
         words = f"Training needs finite numbers, but {found}, where the first to fail is {culprit}; {remedy}"
         return DivergedError(words, found)
+
+
+class _Answer(nn.Module):
+    """The model as a task asks it, a function of the batch alone, which graphs can be made of."""
+
+    def __init__(self, task: Task, model: nn.Module):
+        super().__init__()
+        self.task, self.model = task, model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.task.answer(self.model, x)
+
+
+def graphed(answer: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """Returns a module by CUDA graphs of a batch; None without CUDA, or, with a warning, where none can be captured."""
+    if x.device.type != "cuda":
+        return None
+    try:
+        with torch.random.fork_rng([x.device], device_type="cuda"):
+            made: Any = torch.cuda.make_graphed_callables(answer, (x.clone(),), allow_unused_input=True)
+        return made
+    except RuntimeError as error:
+        warnings.warn(f"Training goes on without CUDA graphs: {str(error).partition(chr(10))[0]}", stacklevel=2)
+        return None
 
 
 def _all_finite(tensors: Iterable[Tensor | None]) -> bool:

@@ -136,3 +136,10 @@ def test_the_bar_of_a_terminal_has_loss_and_scores_and_stays() -> None:
     shown.end()
     *_, bar, _ = screen.getvalue().splitlines()
     assert all(part in bar for part in ("[task] model", "5/5", "loss 0.25", "test 0.5000, 12.5%"))
+
+
+def test_commands_that_train_refuse_several_processes(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for words in ("train copying --model scornn", "compare copying --models scornn", "sweep file.toml"):
+        assert "torchrun" in refused(words)
+    assert main(["list"]) == 0

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -248,35 +247,65 @@ def test_minimize_takes_several_points_each_on_its_manifold(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", [(5, 5), (1, 1), (3, 3, 3)], ids=str)
-def test_a_loss_that_depends_on_the_determinant_of_its_start_is_told(shape, dtype):
-    b, start = drawn(shape).to(dtype), frame(shape, dtype)
-    mirrored = torch.cat([-start[..., :1], start[..., 1:]], dim=-1)
-    ends = []
-    for w in (start, mirrored):
-        with pytest.warns(UserWarning, match="determinant"):
-            ends.append(sk.optim.minimize(lambda w: (w - b).square().sum(), w).value)
-    if b.dim() == 2:
-        least = (shape[-1] + b.square().sum() - 2 * torch.linalg.svdvals(b).sum()).item()
-        assert min(ends) == pytest.approx(least, rel=1e-5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sk.optim.minimize(lambda w: (b @ w).pow(4).sum(), start)
-        sk.optim.minimize(lambda w: w.sum() ** 2, frame((4, 2), dtype))
+@pytest.mark.parametrize("shape", [(5, 5), (1, 1)], ids=str)
+def test_an_end_in_the_wrong_component_of_the_orthogonal_group_is_named(shape, dtype):
+    b = drawn(shape).to(dtype)
+
+    def loss(w):
+        return (w - b).square().sum()
+
+    best = (shape[0] + b.square().sum() - 2 * torch.linalg.svdvals(b).sum()).item()
+    right = sk.init.haar(shape, dtype, generator(4))
+    right[:, 0] *= torch.sign(torch.det(right) * torch.det(b))
+    wrong = right.clone()
+    wrong[:, 0] *= -1
+    found = sk.optim.minimize(loss, right)
+    assert found.reflected is None
+    assert found.value == pytest.approx(best, rel=1e-5)
+    with pytest.warns(UserWarning, match="the other determinant"):
+        found = sk.optim.minimize(loss, wrong)
+    assert found.value > best + 0.01
+    assert sk.optim.minimize(loss, found.reflected).value == pytest.approx(best, rel=1e-5)
 
 
-def test_each_iteration_is_told(monkeypatch):
-    seen, lines = [], []
+def test_both_components_are_searched_and_each_iteration_is_told(monkeypatch):
+    mirror, seen, lines = torch.diag(torch.tensor([1.0, 1.0, -1.0])), [], []
     monkeypatch.setattr(logging.getLogger("stiefelkit.optim.minimize"), "info", lambda *words: lines.append(words))
-    sk.optim.minimize(
-        lambda w: (w - 1).square().sum(), frame((4, 3), torch.float32), callback=lambda *told: seen.append(told)
+    found = sk.optim.minimize(
+        lambda w: (w - mirror).square().sum(),
+        sk.init.haar((3, 3), torch.float32, generator(3)) * torch.tensor([-1.0, 1.0, 1.0]),
+        components="both",
+        callback=lambda *told: seen.append(told),
     )
+    assert found.component == ("reflected" if torch.det(seen[0][0]) > 0 else "start")
+    assert (found.value, found.reflected) == (pytest.approx(0, abs=1e-5), None)
     assert len(lines) == len(seen) > 1
     assert all(w.dtype == torch.float32 and value >= 0 and length >= 0 for w, value, length in seen)
     refused: Any = {"NumPy": (lambda w: w.numpy().sum(), None), "callback": (torch.sum, 3)}
     for word, (loss, callback) in refused.items():
         with pytest.raises(errors.OptionError, match=word):
             sk.optim.minimize(loss, sk.init.haar((3, 2)), callback=callback)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_other_component_is_found_where_no_reflection_of_the_end_is_lower_itself(count):
+    """Procrustes with noise and columns of unlike size: the lower frame is some steps away from the reflection."""
+    for seed in range(12):
+        a = drawn((20, 3), number=seed) * torch.tensor([3.0, 1.0, 0.3], dtype=torch.float64)
+        truth, start = (sk.init.haar((count, 3, 3), torch.float64, generator(seed + k)) for k in (1, 2))
+        b = a @ truth + 0.3 * drawn((count, 20, 3), number=seed + 3)
+
+        def loss(w, a=a, b=b):
+            return (a @ w - b).square().sum()
+
+        start[..., 0] *= (torch.det(truth) * torch.det(start)).sign()[:, None]
+        best = sk.optim.minimize(loss, start, reflections=0).value
+        start[0, :, 0] *= -1
+        with pytest.warns(UserWarning, match="the other determinant"):
+            found = sk.optim.minimize(loss, start)
+        lower = loss(found.reflected).item()
+        assert lower < found.value
+        assert lower <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("size", [1e-8, 1e-30])

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -231,13 +233,26 @@ def test_a_report_names_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.M
         assert words in left_out
 
 
-def test_runs_of_several_seeds_have_a_mean(tmp_path: Path) -> None:
-    row = papers.find("tiny-copying-2")
+def test_runs_of_an_archive_go_on_and_seeds_have_a_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row, there = papers.find("tiny-copying-2"), tmp_path / "there"
     for seed in (7, 8):
-        reproduce(row, tmp_path / f"seed-{seed}" / row.name, epochs=1, named=Settings(seed=seed))
-    table = again.page_of(tmp_path, tmp_path / "page.md")
+        reproduce(row, there / f"seed-{seed}" / row.name, epochs=1, named=Settings(seed=seed))
+    shutil.copytree(there, here := tmp_path / "here")
+    reproduce(row, there / "seed-7" / row.name)
+    with tarfile.open(archive := tmp_path / "runs.tar.gz", "w:gz") as tar:
+        tar.add(there, "")
+    assert main(f"reproduce --add {archive} --out {here}".split()) == 0
+    assert capsys.readouterr().out.count("Run: ") == 2
+    assert reproduce(row, here / "seed-7" / row.name).already
+    table = again.page_of(here, here / "page.md")
     assert table.count("|tiny-copying-2|") == 2
     assert "|tiny-copying-2, 2 seeds: mean, range|" in table
+    (there / "seed-8" / row.name / "log.jsonl").write_text((there / "seed-7" / row.name / "log.jsonl").read_text())
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(there, "")
+    for broken in (archive, tmp_path / "here" / "seed-7" / row.name / "config.json"):
+        with pytest.raises(RunError, match=r"seed-8|config"):
+            again.add(broken, here)
 
 
 def test_what_a_run_was_begun_with_stays_and_a_refusal_makes_nothing(

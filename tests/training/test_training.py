@@ -1,7 +1,9 @@
 """The laws of training: it stops before a step that is not finite, saves all that it changes, and tells what it did."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from stiefelkit.errors import NonFiniteError, OptimizerError, OptionError, Unkno
 from stiefelkit.measuring.moved_frames import own_optimizers
 from stiefelkit.testing import seeds
 from stiefelkit.training import checkpoint, train
+from stiefelkit.training import session as sessions
 from stiefelkit.training.config import Config
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.run_folder import read_log
@@ -130,6 +133,35 @@ def test_a_run_of_every_optimizer_resumes_to_the_same_bits(
     last = [line for line in read_log(tmp_path / "run/log.jsonl") if line["kind"] == "train"][-1]
     orthogonality = last["orthogonality"]["rnn.weight_hh_l0"]
     assert orthogonality["error"] <= 2 * orthogonality["limit"] + torch.finfo(torch.float32).eps
+
+
+def test_graphs_of_a_model_serve_batches_of_one_shape_and_the_log_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, replayed, shapes = Session.start(longer()), Session.start(longer()), []
+
+    def graphed(answer: nn.Module, x: Tensor) -> Any:
+        return lambda x: shapes.append(x.shape) or answer(x)
+
+    for number in range(3):
+        plain.advance()
+        with monkeypatch.context() as patched:
+            patched.setattr(sessions, "graphed", graphed)
+            replayed.advance()
+        assert len(shapes) == number + 1
+    assert all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), replayed.model.parameters(), strict=True))
+    assert (replayed.train_record()["graph"], "graph" in plain.train_record()) == (True, False)
+    replayed._output(replayed.task.held_out()[0][:1])
+    assert len(shapes) == 3
+
+
+def test_a_model_that_no_graph_can_hold_trains_without_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a value is read\nand more")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", refused)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda *_, **__: contextlib.nullcontext())
+    batch: Any = SimpleNamespace(device=torch.device("cuda"), clone=lambda: None)
+    with pytest.warns(UserWarning, match="a value is read$"):
+        assert sessions.graphed(nn.Identity(), batch) is None
 
 
 def test_frames_are_clipped_by_their_riemannian_gradient() -> None:

@@ -1,9 +1,13 @@
 """A loss and a start, and the minimum: an optimizer of deterministic losses as a function."""
 
+import itertools
 import logging
+import math
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +17,10 @@ from torch import Tensor, nn
 from stiefelkit.errors import DtypeError, OptionError, needs, shown
 from stiefelkit.optim.checks import check_manifold, listed
 from stiefelkit.optim.deterministic import minimizers
-from stiefelkit.optim.deterministic.minimizer import Minimizer
+from stiefelkit.optim.deterministic.minimizer import Minimizer, Progress
+from stiefelkit.optim.deterministic.objective import NOISE
 from stiefelkit.optim.groups import frames
+from stiefelkit.optim.settings import integer
 
 LOGGER = logging.getLogger("stiefelkit.optim.minimize")
 
@@ -27,6 +33,10 @@ class Minimum:
         point: the frame, of the shape and dtype of the start; of several points a tuple. Not shown by `print`.
         is_converged: whether the gradient is as short as was asked for, or as rounding lets it be.
         stopped: "gradient" or "rounding" if it is so, else "max_iter" or "no_descent".
+        reflected: for square real frames, whose determinant no step changes: the end of a minimization that started
+            from a reflection of this one, where its loss is lower. None where none was found, which rules one out only
+            for losses that are linear in the frame.
+        component: "start", that of the start, or "reflected", where `components="both"` took such an end.
     """
 
     point: Any = field(repr=False)
@@ -37,6 +47,8 @@ class Minimum:
     products: int
     is_converged: bool
     stopped: str = "gradient"
+    reflected: Any = field(default=None, repr=False)
+    component: str = "start"
 
 
 def minimize(
@@ -46,13 +58,16 @@ def minimize(
     *,
     manifold: str | Sequence[str | None] | None = "stiefel:canonical",
     max_iter: int = 1000,
+    reflections: int = 4,
+    components: str = "start",
     callback: Callable[[Any, float, float], object] | None = None,
     **settings: Any,
 ) -> Minimum:
     r"""Minimises a function of a frame, or of a batch of them, whose values are added up, or of several points.
 
-    Steps are continuous, and so keep the determinant of a square real frame. Where the loss depends on it, a warning
-    says so: a start with a column negated may end lower.
+    Steps are continuous, and so never leave the component of :math:`O(n)` that a square real frame starts in. From
+    reflections of the end it starts again, and where that ends lower, the result has it as `reflected`, and a warning
+    says so.
 
     Args:
         f: gives a real number, by operations that torch differentiates: twice, for "trust_region". It takes one tensor,
@@ -64,6 +79,9 @@ def minimize(
         manifold: a name, "stiefel:canonical" or "stiefel:euclidean", which differ in the metric, or None for a point
             that moves freely; of several points, one for all or one for each.
         max_iter: iterations at most.
+        reflections: how many reflections of an end with square real frames are tried, each a minimization of its own,
+            those of lowest loss first; 0 for none.
+        components: "start", or "both" for the lowest of these ends itself in place of a warning.
         callback: called after each iteration with the point, or a tuple of several, its value, and the length of its
             gradient; the logger "stiefelkit.optim.minimize" has the same at level INFO.
         **settings: of the method, as `tolerance_grad=1e-8`.
@@ -76,6 +94,8 @@ def minimize(
     """
     needs(callable(f), OptionError, "sk.optim.minimize", "a function of the point", f)
     needs(callback is None or callable(callback), OptionError, "sk.optim.minimize", "a function as callback", callback)
+    reflections = integer(0).require("sk.optim.minimize", "reflections", reflections)
+    needs(components in ("start", "both"), OptionError, "sk.optim.minimize", 'components "start" or "both"', components)
     are_several = isinstance(x0, tuple | list)
     points = [_parameter(x) for x in (x0 if are_several else [x0])]
     is_one = manifold is None or isinstance(manifold, str)
@@ -101,19 +121,27 @@ def minimize(
             needs(is_torchs, OptionError, "sk.optim.minimize", wanted, "one that NumPy computes")
             raise
 
-    groups = [
-        {"params": [w]} if name is None else frames(w, manifold=name)[0]
-        for w, name in zip(points, manifolds, strict=True)
-    ]
-    optimizer = cls(groups, max_iter=max_iter, **settings)
-    optimizer.watch = watch
-    optimizer.step(lambda: value(*points))
-    end = optimizer.progress
-    assert end is not None
-    if _depends_on_determinants(f, points, [name is not None for name in manifolds], end.loss):
+    def descend(points: list[nn.Parameter]) -> Progress:
+        groups = [
+            {"params": [w]} if name is None else frames(w, manifold=name)[0]
+            for w, name in zip(points, manifolds, strict=True)
+        ]
+        optimizer = cls(groups, max_iter=max_iter, **settings)
+        optimizer.watch = watch
+        optimizer.step(lambda: value(*points))
+        assert optimizer.progress is not None
+        return optimizer.progress
+
+    end = descend(points)
+    tries = 0 if end.stopped == "max_iter" else reflections
+    found = _beyond_reflections(f, descend, points, [name is not None for name in manifolds], end.loss, tries)
+    component = "start"
+    if found is not None and components == "both":
+        (points, end), found, component = found, None, "reflected"
+    if found is not None:
         warnings.warn(
-            "sk.optim.minimize ended at a square frame with the determinant of its start, which no step changes, and "
-            "the loss depends on it; minimize from x0 with a column negated as well, and take the lower end.",
+            "sk.optim.minimize ended at a frame, and found a lower loss behind a reflection of it, at the other "
+            'determinant, which no step reaches: `reflected` of the result; components="both" takes it.',
             stacklevel=2,
         )
     return Minimum(
@@ -125,6 +153,8 @@ def minimize(
         products=end.products,
         is_converged=end.is_done,
         stopped=end.stopped,
+        reflected=None if found is None else _given(found[0], are_several),
+        component=component,
     )
 
 
@@ -142,17 +172,57 @@ def _parameter(x: Any) -> nn.Parameter:
     return nn.Parameter(x.detach().clone(memory_format=torch.contiguous_format))
 
 
-def _depends_on_determinants(
-    f: Callable[..., Tensor], points: Sequence[Tensor], are_frames: Sequence[bool], loss: float
-) -> bool:
-    """Returns whether a loss changes, by more than rounding, where a column of square real frames is negated."""
-    reflected = [w.detach().clone() for w in points]
-    square = [w for w, is_frame in zip(reflected, are_frames, strict=True) if is_frame and w.shape[-2] == w.shape[-1]]
-    with torch.no_grad():
-        for w in square:
-            if not w.is_complex():
-                w[..., 0] *= -1
-                if not abs(float(f(*reflected)) - loss) <= torch.finfo(w.dtype).eps ** 0.5 * abs(loss):
-                    return True
-                w[..., 0] *= -1
-    return False
+def _beyond_reflections(
+    f: Callable[..., Tensor],
+    descend: Callable[[list[nn.Parameter]], Progress],
+    points: list[nn.Parameter],
+    are_frames: list[bool],
+    value: float,
+    tries: int,
+) -> tuple[list[nn.Parameter], Progress] | None:
+    """Returns the lowest end of descents from reflected points that is lower than a value, or None.
+
+    A try starts from the lowest reflection that has not been tried, of one matrix of the best points so far.
+    """
+    eps, best, waiting = torch.finfo(points[0].dtype).eps, None, None
+    for _ in range(tries):
+        if waiting is None:
+            waiting, noise = _reflections(f, points if best is None else best[0], are_frames)
+        if not waiting:
+            break
+        start = [nn.Parameter(w) for w in waiting.pop(0)[1]()]
+        after = descend(start)
+        if after.loss < value - NOISE * eps * max(abs(value), noise):
+            best, value, waiting = (start, after), after.loss, None
+    return best
+
+
+def _reflections(
+    f: Callable[..., Tensor], points: list[nn.Parameter], are_frames: list[bool]
+) -> tuple[list[tuple[float, Callable[[], list[Tensor]]]], float]:
+    """Returns reflections W (I - 2 v v^T) of single square real frames with their losses, the lowest first.
+
+    The v are eigenvectors of the symmetric part of W^T G, which are all that matter to a loss that is linear in W. Also
+    returns the sum of the norms of G, each times sqrt(n): a bound of what rounds in the loss.
+    """
+    square = [i for i, w in enumerate(points) if are_frames[i] and not w.is_complex() and w.shape[-1] == w.shape[-2]]
+    with torch.enable_grad():
+        gs = torch.autograd.grad(f(*points), [points[i] for i in square], materialize_grads=True) if square else ()
+    found, size = [], 0.0
+    for i, g in zip(square, gs, strict=True):
+        n = g.shape[-1]
+        size += torch.linalg.vector_norm(g).item() * n**0.5
+        s = points[i].detach().mT @ g
+        vectors = torch.linalg.eigh((s + s.mT).double()).eigenvectors.to(g.dtype).reshape(-1, n, n)
+        for matrix, column in itertools.product(range(len(vectors)), range(n)):
+            reflect = partial(_reflected, points, i, matrix, vectors[matrix, :, column, None])
+            with torch.no_grad():
+                found.append((float(f(*reflect())), reflect))
+    return sorted((each for each in found if each[0] < math.inf), key=operator.itemgetter(0)), size
+
+
+def _reflected(points: list[nn.Parameter], which: int, matrix: int, v: Tensor) -> list[Tensor]:
+    turned = [w.detach().clone() for w in points]
+    w = turned[which].view(-1, len(v), len(v))[matrix]
+    w -= 2 * (w @ v) @ v.mT
+    return turned
