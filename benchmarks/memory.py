@@ -1,12 +1,9 @@
 """Peak memory, in bytes over what was there before."""
 
-import torch
-
 import stiefelkit as sk
-from benchmarks.suite import PLACES, Suite, named, size_of
+from benchmarks.suite import PLACES, Suite, map_race, row_of
 from stiefelkit.machine import threads
-from stiefelkit.measuring.clock import peak_bytes
-from stiefelkit.measuring.implementations import OPERATIONS, FrameProblem, own_implementations
+from stiefelkit.measuring.implementations import own_implementations
 from stiefelkit.measuring.plans import CASES, ScanRace
 from stiefelkit.measuring.scan import LOOP, LOSSES, drawn, memory_of, ours, recurrence_peers
 from stiefelkit.scan import BACKENDS
@@ -28,15 +25,7 @@ class Parametrizations(Suite, track="peak"):
 
     def measure(self, *cell: str) -> float:
         contender, size, device = cell
-        problem = FrameProblem(*size_of(size), device=torch.device(device))
-        (entrant,) = own_implementations(*named(contender), {}).values()
-        with threads(1):
-            entry = entrant.enter(problem)
-            if entry.dtype != problem.dtype:
-                raise NotImplementedError(f"{contender} needs a complex weight")
-            run = OPERATIONS["forward_backward"](entry, problem.gradient())
-            run()
-            return peak_bytes(run, problem.device)
+        return row_of(map_race(contender, "forward_backward", size, device, memory=True), contender)["bytes"]
 
 
 class Scan(Suite, track="peak"):

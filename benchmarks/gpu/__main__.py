@@ -110,12 +110,12 @@ def measure(names: list[str], scale: str, device: str, path: Path, command: str,
 
 def add(part: Part, race: Race) -> None:
     """Adds a race to a part, or its rows to those of the same table."""
-    for each in part.races:
-        if (each.subject, each.operation) == (race.subject, race.operation):
-            each.rows.extend(race.rows)
-            each.left_out.update(race.left_out)
-            return
-    part.races.append(race)
+    same = [each for each in part.races if (each.subject, each.operation) == (race.subject, race.operation)]
+    if not same:
+        part.races.append(race)
+    for each in same:
+        each.rows.extend(race.rows)
+        each.left_out.update(race.left_out)
 
 
 def said(command: list[str], seconds: float, log: Path) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,7 @@ app = App(name="bench", help="Race implementations on this machine.", default_pa
 
 
 @app.command
-def scan(*, plan: Options[ScanRace] = None, json: RowsFile = None) -> int:
+def scan(*, plan: Options[ScanRace] = None, json: RowsFile = None) -> None:
     """Races the scan h_t = act(x_t U^T + h_{t-1} W^T), forward and backward, on this machine.
 
     Timed is the forward, and the backward to W, U and the bias from a dense dL/dh at every step; "last state" has
@@ -37,11 +37,11 @@ def scan(*, plan: Options[ScanRace] = None, json: RowsFile = None) -> int:
     """
     from stiefelkit.measuring.scan import races
 
-    return _raced(plan or ScanRace(), races, json)
+    _raced(plan or ScanRace(), races, json)
 
 
 @app.command
-def parametrizations(*, plan: Options[ParametrizationRace] = None, json: RowsFile = None) -> int:
+def parametrizations(*, plan: Options[ParametrizationRace] = None, json: RowsFile = None) -> None:
     """Races the parametrizations of the registry, and other implementations of the same maps, on this machine.
 
     All run in turns in one process, after a warm-up; medians are shown. Time is process CPU time, or that between CUDA
@@ -54,11 +54,11 @@ def parametrizations(*, plan: Options[ParametrizationRace] = None, json: RowsFil
     """
     from stiefelkit.measuring.frames import races
 
-    return _raced(plan or ParametrizationRace(), races, json)
+    _raced(plan or ParametrizationRace(), races, json)
 
 
 @app.command
-def optimizers(*, plan: Options[OptimizerRace] = None, json: RowsFile = None) -> int:
+def optimizers(*, plan: Options[OptimizerRace] = None, json: RowsFile = None) -> None:
     """Races the optimizers that move a frame itself, and geoopt's, on this machine.
 
     Timed is one optimizer.step() on one frame, or on one batch of frames. All move frames of their own from the same
@@ -68,18 +68,18 @@ def optimizers(*, plan: Options[OptimizerRace] = None, json: RowsFile = None) ->
     """
     from stiefelkit.measuring.frames import races
 
-    return _raced(plan or OptimizerRace(), races, json)
+    _raced(plan or OptimizerRace(), races, json)
 
 
-def _raced(plan: P, races: "Callable[[P, ProgressCallback], Iterator[Race]]", json: Path | None) -> int:
-    """Races, prints each table when its race is over, and writes the rows."""
+def _raced(plan: P, races: "Callable[[P, ProgressCallback], Iterator[Race]]", json: Path | None) -> "list[Race]":
+    """Races, prints each table when its race is over, writes the rows, and returns all."""
     from stiefelkit.files import write_json
     from stiefelkit.measuring.contest import NO_TIME, by_reason, check_place
     from stiefelkit.measuring.tables import of_race
 
     if json is not None:
         check_place(json)
-    console, rows, said = Screen(), [], {}
+    console, done, rows, said = Screen(), list["Race"](), [], {}
     late: dict[str, list[str]] = {}
     with Bar(console) as bar:
         for race in races(plan, bar.show):
@@ -92,6 +92,7 @@ def _raced(plan: P, races: "Callable[[P, ProgressCallback], Iterator[Race]]", js
                 elif (words := f"Left out: {', '.join(names)}: {reason}") not in said:
                     console.print(words, soft_wrap=True)
                     said[words] = reason
+            done.append(race)
             rows += race.rows
             if json is not None and rows:
                 write_json(json, [row.figures for row in rows])
@@ -101,7 +102,7 @@ def _raced(plan: P, races: "Callable[[P, ProgressCallback], Iterator[Race]]", js
         raise OptionError(f"{plan.subject} needs something that can do this in {plan.dtype}, got nothing{why}")
     if json is not None and rows:
         console.print(f"Data: {json}", soft_wrap=True)
-    return 0
+    return done
 
 
 def _say_late(console: Screen, places: Iterable[tuple[str, list[str]]]) -> None:
@@ -151,14 +152,8 @@ def drift(
     """
     from stiefelkit.measuring.drift import failures, measure
 
-    plan, figures, done = plan or DriftPlan(), figures or Figures(), list["Race"]()
-
-    def races(plan: DriftPlan, watch: "ProgressCallback") -> "Iterator[Race]":
-        for race in measure(plan, out, figures, watch):
-            done.append(race)
-            yield race
-
-    _raced(plan, races, None)
+    plan, figures = plan or DriftPlan(), figures or Figures()
+    done = _raced(plan, lambda plan, watch: measure(plan, out, figures, watch), None)
     if (record := out / "drift.json").exists():
         say(f"Data: {record}")
         say(f"Figure: {figures.path(out, 'drift')}")

@@ -5,7 +5,7 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from stiefelkit.figure import figure, literal, reference_line
 from stiefelkit.measuring.contest import DriftCurve, Race
@@ -53,18 +53,10 @@ def draw_panel(axes: "Axes", curves: Sequence[DriftCurve]) -> None:
     axes.set_ylim(min(low, 0.1), min(max(high, 10), HIGHEST))
 
 
-class Chart(NamedTuple):
-    """A drawing: its heading, what a reader hears who cannot see it, and the address of an image that holds it."""
-
-    title: str
-    label: str
-    source: str
-
-
-def chart(race: Race) -> Chart:
-    """Returns the chart of a race of drift."""
+def chart(race: Race) -> tuple[str, str, str]:
+    """Returns heading, what a reader hears who cannot see it, and address of the image of a race of drift."""
     content = io.BytesIO()
     draw_drift(content, race.curves, race.subject.partition(", ")[2])
     worst = "; ".join(f"{curve.method} at most {curve.worst:.3g} rounding limits" for curve in race.curves)
     source = f"data:image/svg+xml;base64,{base64.b64encode(content.getvalue()).decode()}"
-    return Chart(race.subject, f"{race.subject}: {worst}.", source)
+    return race.subject, f"{race.subject}: {worst}.", source

@@ -145,7 +145,10 @@ def race(
     gc.disable()
     try:
         fastest = _warmed_up(versions, clock, seconds, is_over)
-        planned = {name: _samples(call, repeats, seconds) for name, call in fastest.items()}
+        planned: dict[str, tuple[int, int]] = {}  # calls in a sample, and samples
+        for name, call in fastest.items():
+            calls = math.ceil(SMALLEST_SAMPLE / call)
+            planned[name] = calls, min(max(int(seconds / (call * calls)), 1), repeats)
         rounds = max((count for _, count in planned.values()), default=0)
         order, source = list(planned), random.Random(0)
         for done in range(rounds):
@@ -163,12 +166,6 @@ def race(
         if was_on:
             gc.enable()
     return {name: Timing(tuple(samples[name] or [call])) for name, call in fastest.items()}
-
-
-def _samples(call: float, repeats: int, seconds: float) -> tuple[int, int]:
-    """Returns the calls in a sample, and the number of samples, of a version that takes `call` seconds."""
-    calls = math.ceil(SMALLEST_SAMPLE / call)
-    return calls, min(max(int(seconds / (call * calls)), 1), repeats)
 
 
 def _warmed_up(

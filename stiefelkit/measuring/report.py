@@ -132,14 +132,14 @@ def gather(
         part = Part(section)
         record.parts.append(part)
         share = schedule.part(1 / (len(plan.sections) - number))
-
-        def watch_section(what: str, done: int, rounds: int, place: str = place) -> None:
-            watch(f"{place}: {what}", done, rounds)
-
-        part.races += RACES[section](plan.plan(section), watch_section, share)
+        part.races += RACES[section](plan.plan(section), _behind(place, watch), share)
         part.seconds = time.monotonic() - start
         record.finished = number + 1 == len(plan.sections)
         yield record
+
+
+def _behind(place: str, watch: ProgressCallback) -> ProgressCallback:
+    return lambda what, done, rounds: watch(f"{place}: {what}", done, rounds)
 
 
 @cache

@@ -3,12 +3,12 @@
 import contextlib
 import copy
 import functools
-import importlib.util
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -90,10 +90,7 @@ def law_checkpoint(case: Case) -> None:
     require(torch.equal(saved_and_loaded(layer, weights_only=False).weight, w), "torch.save(module) changes the weight")
     for wrong, why in (({"weight": w}, "a plain weight"), (_renamed(state), "another map")):
         require_refused(StiefelkitError, functools.partial(layer.load_state_dict, wrong), f"loading {why}")
-    # safetensors know no complex128
-    if importlib.util.find_spec("safetensors") and torch.complex128 not in {value.dtype for value in state.values()}:
-        from safetensors.torch import load, save
-
+    if torch.complex128 not in {value.dtype for value in state.values()}:  # which safetensors do not know
         other = layer_of(case, seed=7)
         other.load_state_dict(load(save(layer.state_dict())))
         require(torch.equal(other.weight, w), "safetensors change the weight")

@@ -11,8 +11,6 @@ from rich.text import Text
 from stiefelkit.errors import printable
 
 REDRAW_SECONDS = 0.1
-Record = Mapping[str, Any]
-"""A line of the log."""
 
 
 class Screen(Console):
@@ -74,8 +72,8 @@ class Terminal:
         self._step, self._words["loss"] = step, f"loss {loss:.4g}"
         self._draw()
 
-    def record(self, record: Record) -> None:
-        """Takes the scores over; without a bar, prints them."""
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Takes the scores of a line of the log over; without a bar, prints them."""
         if record["kind"] == "test":
             accuracy = f", {record['accuracy']:.1%}" if "accuracy" in record else ""
             self._words["test"] = f"test {record['loss']:.4f}{accuracy}"

@@ -24,8 +24,6 @@ from stiefelkit.training.config import Config
 
 CONFIG, LOG, CHECKPOINTS = "config.json", "log.jsonl", "checkpoints"
 DIGEST, PROCESSOR = "sha256", "processor"
-FACTS = ("parameters", "versions", "data")
-"""Entries of config.json besides the config."""
 REMEDY = "put it back, or start another run with another --out"
 State = dict[str, Any]
 """Entries of a checkpoint."""
@@ -111,8 +109,8 @@ class RunFolder:
 
     def record(self) -> dict[str, Any]:
         """Returns what config.json says, as JSON gives it back; a checkpoint holds a copy."""
-        facts = {name: vars(self)[name] for name in FACTS if vars(self)[name] is not None}
-        return json.loads(json.dumps({"config": dataclasses.asdict(self.config), **facts}))
+        facts = {name: fact for name, fact in dataclasses.asdict(self).items() if name != "path" and fact is not None}
+        return json.loads(json.dumps(facts))
 
     def write(self) -> None:
         """Writes config.json."""

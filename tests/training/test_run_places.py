@@ -22,27 +22,6 @@ pytest_plugins = ("tiny_runs",)
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("train copying --model lstm --out run --T 1000000000000", "memory"),
-        ("train adding --model lstm --out run --hidden-size 1e30", "memory"),
-        (f"train copying --model lstm --T 2 --train-size 30 --batch-size 8 --steps 1 --out {'x' * 300}", "too long"),
-        (f"report --out {'x' * 300}", "too long"),
-    ],
-)
-def test_sizes_and_names_that_cannot_be_are_refused_before_the_folder_appears(
-    words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(words.split()) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("Error: ")
-    assert error.count("\n") == 1
-    assert says in error
-    assert not any(tmp_path.iterdir())
-
-
 def test_memory_that_runs_out_in_training_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

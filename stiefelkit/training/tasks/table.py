@@ -244,7 +244,7 @@ def columns(task: Table, path: Path) -> tuple[pd.DataFrame, list[str], str]:
             sep = max(",;\t", key=file.readline().count)
         table = pd.read_csv(path, sep=sep, index_col=False, skipinitialspace=True, keep_default_na=False, na_values="")
     table.columns = names = [str(name).strip() for name in table.columns]
-    is_head = len(names) > 1 and bool(pd.to_numeric(pd.Series(names), errors="coerce").isna().any())
+    is_head = len(names) > 1 and bool(np.any(pd.isna(pd.to_numeric(pd.Series(names), errors="coerce"))))
     words, got = "a first line with the names of two columns or more, and rows", f"{', '.join(names)[:60]!r} in {path}"
     needs(is_head and len(table) > 0, DataError, WHO, words, got)
     target, series, asked = task.target or names[-1], task.series, words_of(task.features)
@@ -255,19 +255,20 @@ def columns(task: Table, path: Path) -> tuple[pd.DataFrame, list[str], str]:
     words = f"features beside the target {target!r}, which is one with --ahead alone, and the series {series!r}"
     needs(is_apart, DataError, WHO, words, task.features)
     inputs = list(asked) or [name for name in names if name not in (target, series)]
-    wanted = table[[*dict.fromkeys((*inputs, target))]]
-    found = wanted.apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan)
-    is_gap, may_be_words = found[target].isna(), target not in inputs and task.kind != NUMBERS
-    if may_be_words and wanted[target].notna().all() and (is_gap.any() if task.kind else is_gap.all()):
-        found[target] = wanted[target].astype(str).str.strip()
+    found = {name: np.asarray(pd.to_numeric(table[name], errors="coerce")) for name in (*inputs, target)}
+    gaps = {name: ~np.isfinite(column.astype(float)) for name, column in found.items()}
+    has_words = gaps[target].any() if task.kind else gaps[target].all()
+    if has_words and target not in inputs and task.kind != NUMBERS and not np.any(pd.isna(table[target])):
+        found[target] = np.array([str(cell).strip() for cell in table[target]])
+        del gaps[target]
     elif task.ahead > 0 and not asked and found[target].dtype.kind in "if":
         inputs.append(target)
-    for name in found.columns[found.isna().any()]:
-        row = int(found[name].isna().argmax())
-        got = f"{wanted[name].iloc[row]!r} in row {row + 1} of {path}; fill it in, or name other --features"
+    for name in (name for name, is_gap in gaps.items() if is_gap.any()):
+        row = int(gaps[name].argmax())
+        got = f"{table[name].iloc[row]!r} in row {row + 1} of {path}; fill it in, or name other --features"
         raise DataError(f"{WHO} needs a finite number in each cell of column {name!r}, got {got}.")
-    found.index = pd.factorize(table[series], use_na_sentinel=False)[0] if series else np.zeros(len(table), int)
-    return found.sort_index(kind="stable"), inputs, target
+    index = pd.factorize(table[series], use_na_sentinel=False)[0] if series else np.zeros(len(table), int)
+    return pd.DataFrame(found, index).sort_index(kind="stable"), inputs, target
 
 
 def _parts_of(lengths: np.ndarray, path: Path) -> np.ndarray:
