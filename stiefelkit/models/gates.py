@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import OptionError, ShapeError, needs, shown
+from stiefelkit.errors import OptionError, ShapeError, needs
 from stiefelkit.models.sequence import check_export, draw_, named
-from stiefelkit.nn.recurrent import check_dropout, check_stack
+from stiefelkit.nn.recurrent import check_dropout, check_stack, other_choices
 from stiefelkit.nn.torch_rnn import fill_, read
 from stiefelkit.numbers import integer
 from stiefelkit.weights.attach import orthogonal
@@ -128,13 +128,10 @@ class FrameGates(nn.Module):
         who = f"{cls.__name__}.from_torch"
         found = read(who, source, init, nn.LSTM, nn.GRU)
         asked = {"batch_first": batch_first, "dropout": dropout}
-        given = found.options | {key: value for key, value in asked.items() if value is not None}
-        for key in options:
-            if key in given or key in ("kind", "second_bias"):
-                raise OptionError(f"{who} takes {key} from its source, got {key}={shown(options[key])} besides.")
+        given = found.changed(who, asked, options, "kind", "second_bias")
         has_bias, place = given.pop("bias"), {key: given.pop(key) for key in ("dtype", "device")}
         kind = nn.LSTM if found.gates == 4 else nn.GRU
-        net = cls(kind, parametrization=parametrization, second_bias=has_bias, **given, **options).to(**place)
+        net = cls(kind, parametrization=parametrization, second_bias=has_bias, **given).to(**place)
         fill_(who, net, found, init)
         if not has_bias:
             for b in named(net, "bias_ih"):
@@ -159,12 +156,11 @@ class FrameGates(nn.Module):
             return out.squeeze(dim), tuple(h[:, 0] for h in last) if self.is_lstm else last[:, 0]
         batch = int(packed.batch_sizes[0]) if packed is not None else x.shape[0 if self.batch_first else 1]
         states = self._first(hx, x, batch)
-        weights = []
+        flat: list[Tensor] = []
         for suffix in self._suffixes:
             u, w, bias = (getattr(self, f"{name}{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih"))
             second = self.get_parameter(f"bias_hh{suffix}") if self.second_bias else torch.zeros_like(bias)
-            weights.append([u, w.flatten(0, 1), bias, second])
-        flat = [w for layer in weights for w in layer]
+            flat += [u, w.flatten(0, 1), bias, second]
         stack = (flat, True, self.num_layers, self.dropout, self.training, self.bidirectional)
         kernel: Any = torch.lstm if self.is_lstm else torch.gru
         if packed is None:
@@ -189,6 +185,4 @@ class FrameGates(nn.Module):
     def extra_repr(self) -> str:
         """Sizes and choices."""
         text = f"{self.input_size}, {self.hidden_size}, batch_first={self.batch_first}"
-        usual = {"num_layers": 1, "dropout": 0, "bidirectional": False, "second_bias": False}
-        choices = {key: vars(self)[key] for key in usual}
-        return text + "".join(f", {key}={value!r}" for key, value in choices.items() if value != usual[key])
+        return text + other_choices(self, num_layers=1, dropout=0, bidirectional=False, second_bias=False)

@@ -89,9 +89,6 @@ def rotate_keys_(sites: RotationSites, rotation: Tensor | Sequence[Tensor] | Non
     names = {id(module): name for name, module in model.named_modules()}
     attentions: list[Any] = [model.get_submodule(names[id(one.output)].rpartition(".")[0]) for one in sites.heads]
     needs(len(attentions) > 0, OptionError, who, "sites with heads", "none")
-    for module in attentions:
-        takes_cache = any(name in inspect.signature(type(module).forward).parameters for name in _CACHES)
-        needs(takes_cache, OptionError, who, "attentions of transformers that take a cache", type(module).__name__)
     if rotation is None:
         rotation = [init.hadamard(one.size, random=False) for one in sites.heads]
     matrices = [rotation] * len(attentions) if isinstance(rotation, Tensor) else [*rotation]
@@ -159,5 +156,5 @@ def _attend(attention: str, module: Any, query: Tensor, *args: object, **options
 def _rotate_cached(module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     known = inspect.signature(type(module).forward).parameters
     name = next((name for name in _CACHES if options.get(name) is not None), None)
-    name = name or next(name for name in _CACHES if name in known)
-    return args, {**options, name: _RotatedKeys(options.get(name), module.key_rotation)}
+    name = name or next((name for name in _CACHES if name in known), None)
+    return name and (args, {**options, name: _RotatedKeys(options.get(name), module.key_rotation)})

@@ -161,12 +161,9 @@ def _error_of_outputs(model: nn.Module, weights: Mapping[Adapter, Tensor], input
 
 
 def _outputs(model: nn.Module, inputs: object) -> Tensor:
-    if isinstance(inputs, Mapping):
-        given = model(**inputs)
-    else:
-        given = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    many = inputs if isinstance(inputs, tuple) else (inputs,)
+    given = model(**inputs) if isinstance(inputs, Mapping) else model(*many)
     y = given if isinstance(given, Tensor) else attribute(given, "logits")
-    needs(
-        isinstance(y, Tensor), OptionError, "to_lora", "a model of tensors or logits for inputs=", type(given).__name__
-    )
+    got = type(given).__name__
+    needs(isinstance(y, Tensor), OptionError, "to_lora", "a model of tensors or logits for inputs=", got)
     return y.double()

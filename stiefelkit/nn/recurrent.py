@@ -318,9 +318,13 @@ class Recurrent(CoordinateParameters):
         text = f"{self.input_size}, {self.hidden_size}, field={self.field!r}, activation={self.activation!r}"
         if self.batch_first is not None:
             text += f", batch_first={self.batch_first}"
-        usual = {"num_layers": 1, "dropout": 0, "bidirectional": False, "backend": "auto", "factored": None}
-        choices = {name: vars(self).get(name, value) for name, value in usual.items()}
-        return text + "".join(f", {name}={value!r}" for name, value in choices.items() if value != usual[name])
+        return text + other_choices(self, num_layers=1, dropout=0, bidirectional=False, backend="auto", factored=None)
+
+
+def other_choices(module: nn.Module, **usual: object) -> str:
+    """Returns the attributes of a module that are not as usual, for its repr."""
+    found = {name: vars(module).get(name, value) for name, value in usual.items()}
+    return "".join(f", {name}={value!r}" for name, value in found.items() if value != usual[name])
 
 
 def check_stack(name: str, **stack: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit.contract.param import Parametrization
-from stiefelkit.errors import OptionError, ShapeError, shown
+from stiefelkit.errors import ShapeError
 from stiefelkit.functional import product
 from stiefelkit.nn.recurrent import Layers, Recurrent, States, Steps, without_autocast
 from stiefelkit.nn.torch_rnn import fill_, read
@@ -106,13 +106,9 @@ class OrthogonalRNN(_Scanned, Layers):
         """
         who = f"{cls.__name__}.from_torch"
         torch_rnn = read(who, source, init, nn.RNN)
-        for key in (*torch_rnn.options, "activation", "field"):
-            if key in options:
-                remedy = "; nonlinearity= sets another one" if key == "activation" else ""
-                raise OptionError(f"{who} takes {key} from its source, got {shown(options[key])} besides{remedy}.")
         asked = {"nonlinearity": nonlinearity, "batch_first": batch_first, "dropout": dropout}
-        changes = {key: value for key, value in asked.items() if value is not None}
-        rnn = cls(parametrization=parametrization, **{**torch_rnn.options, **changes, **options})
+        options = torch_rnn.changed(who, asked, options, "activation", "field")
+        rnn = cls(parametrization=parametrization, **options)
         fill_(who, rnn, torch_rnn, init)
         return rnn
 

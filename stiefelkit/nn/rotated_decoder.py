@@ -19,7 +19,7 @@ from stiefelkit.errors import OptionError, ShapeError, needs
 from stiefelkit.functional import hadamard_transform
 from stiefelkit.nn.adapter import Rotation
 from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
-from stiefelkit.nn.folding import Matrix, Site, kind_of, weight_and_bias_of
+from stiefelkit.nn.folding import Matrix, Site, inner_of, kind_of, matrix_of, weight_and_bias_of
 from stiefelkit.nn.frozen import attribute
 from stiefelkit.nn.linear import HadamardLinear
 from stiefelkit.nn.rotation import (
@@ -193,7 +193,7 @@ class Rotated(nn.Module):
         found: dict[int, Site] = {}
         for layer in self.sites.writers:
             site_of(found, layer).outputs[:] = [of_stream(r)]
-        for layer in itertools.chain(*self.sites.norms.values()):
+        for layer in itertools.chain(self.sites.readers, *self.sites.norms.values()):
             site_of(found, layer).inputs[:] = [of_stream(r)]
         for one, q in zip(self.sites.heads, heads, strict=bool(heads)):
             turn_heads(found, one, q)
@@ -203,8 +203,6 @@ class Rotated(nn.Module):
 
     def _forward_of(self, layer: nn.Module, sites: Sequence[Site], r: Tensor) -> Callable[..., Any]:
         """Returns what a layer computes; the head, embeddings and what stands beside them are not rounded."""
-        if isinstance(sites[0].layer, Matrix):
-            return _checkpointed(layer, partial(self._run_with, layer, sites))
         own = type(layer).forward.__get__(layer)
         if isinstance(layer, nn.Embedding) or layer in self.sites.beside:
             return lambda *args: F.linear(y := own(*args), r.to(y))
@@ -212,35 +210,28 @@ class Rotated(nn.Module):
             return lambda x: own(x @ r.to(x))
         options = online_options(self.online) if layer in self.sites.downs else None
         options = layer.options if isinstance(layer, HadamardLinear) else options
+        is_rounded = self.activation_bits is not None and not isinstance(sites[0].layer, Matrix)
+        other = copy.copy(inner_of(layer))
+        vars(other).pop("forward", None)
 
-        def run(x: Tensor) -> Tensor:
+        def run(x: Tensor, *args: object) -> Any:
             x = x if options is None else hadamard_transform(x, **options)
-            w, b = self._turned(sites[0], x.dtype)
-            x = x if self.activation_bits is None else fake_quantize(x, self.activation_bits)
-            return F.linear(x, w, b)
+            values = {key: t for site in sites for key, t in self._turned(site, x.dtype).items()}
+            x = fake_quantize(x, self.activation_bits or 0) if is_rounded else x
+            return torch.func.functional_call(other, values, (x, *args))
 
         return _checkpointed(layer, run)
 
-    def _turned(self, site: Site, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """Returns the rotated weight of a layer, rounded unless it is a router's, and its bias."""
+    def _turned(self, site: Site, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Returns the rotated weight of a layer, rounded unless it is a router's, and its bias, as they are stored."""
         w, b = weight_and_bias_of(site.layer)
         w, b = site.turned(w.float(), None if b is None else b.float())  # products in float32
-        w, b = w.to(dtype), None if b is None else b.to(dtype)
-        is_router = isinstance(site.layer, Matrix) and w.dim() == 2
-        return (w if self.weight_bits is None or is_router else fake_quantize(w, self.weight_bits)), b
-
-    def _run_with(self, owner: nn.Module, sites: Sequence[Site], *args: object) -> Any:
-        """Calls a module with other matrices than its own, as they are turned."""
-        values: dict[str, Tensor] = {}
-        for site in sites:
-            layer: Any = site.layer
-            w, b = self._turned(site, layer.weight.dtype)
-            values[layer.name] = w if layer.dim == -2 else w.mT
-            if b is not None:
-                values[layer.bias_name] = b
-        other = copy.copy(owner)
-        vars(other).pop("forward", None)
-        return torch.func.functional_call(other, values, args)
+        w, held = w.to(dtype), site.layer if isinstance(site.layer, Matrix) else None
+        if self.weight_bits is not None and (held is None or w.dim() > 2):
+            w = fake_quantize(w, self.weight_bits)
+        name, bias_name = ("weight", "bias") if held is None else (held.name, held.bias_name)
+        values = {name: w if matrix_of(site.layer)[1] == -2 else w.mT}
+        return values if b is None else {**values, bias_name: b.to(dtype)}
 
 
 @contextmanager

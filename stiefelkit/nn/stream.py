@@ -5,7 +5,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,7 @@ Turn = Callable[[Tensor], Tensor]
 _KEPT = 2**27  # entries of new weights that are not worked out again at each read
 
 
-class _Call(NamedTuple):
-    name: str
-    module: nn.Module
-    x: Tensor | None
-    y: Tensor | None
+_Call: TypeAlias = tuple[str, str, Tensor | None, Tensor | None]  # the names of a layer and its class, input, output
 
 
 class _InFloat64(TorchDispatchMode):
@@ -219,7 +215,8 @@ def _recorded(model: nn.Module, like: nn.Module, probe: Probe) -> list[_Call]:
 
     def record(name: str, module: nn.Module, args: Any, kwargs: Any, y: Any) -> None:
         parts = [*args, *kwargs.values()], (y if isinstance(y, tuple) else [y])
-        calls.append(_Call(name, module, *(next((t for t in part if isinstance(t, Tensor)), None) for part in parts)))
+        x, y = (next((t for t in part if isinstance(t, Tensor)), None) for part in parts)
+        calls.append((name, type(module).__name__, x, y))
 
     for name, leaf in like.named_modules():
         if not held_modules(leaf):
@@ -231,26 +228,26 @@ def _recorded(model: nn.Module, like: nn.Module, probe: Probe) -> list[_Call]:
 def _culprit(before: list[_Call], after: list[_Call], turn: Turn, roles: Mapping[str, str]) -> str:
     """Returns the sentence that names what writes or reads the stream and was not rotated, as far as calls tell."""
     behind, beside = set[int](), dict[int, str]()
-    for one, two in zip(before, after, strict=False):
-        named, role = f"{one.name}, {type(one.module).__name__},", roles.get(one.name)
-        x, y = _relation(one.x, two.x, turn), _relation(one.y, two.y, turn)
-        if role == "norm" and one.y is not None:
-            behind.add(one.y.data_ptr())
-            if x == "same":
+    for (name, kind, x, y), (*_, new_x, new_y) in zip(before, after, strict=False):
+        named, role = f"{name}, {kind},", roles.get(name)
+        of_x, of_y = _relation(x, new_x, turn), _relation(y, new_y, turn)
+        if role == "norm" and x is not None and y is not None:
+            behind.add(y.data_ptr())
+            if of_x == "same":
                 return f"{named} is among the norms and does not read the stream"
-            if x == "other" and one.x is not None:
-                what = beside.get(one.x.shape[-1], "what no layer computes")
-                return f"{what} writes to the stream in front of {one.name} and is not among the writers"
-        elif role == "writer" and y in ("same", "other"):
+            if of_x == "other":
+                what = beside.get(x.shape[-1], "what no layer computes")
+                return f"{what} writes to the stream in front of {name} and is not among the writers"
+        elif role == "writer" and of_y in ("same", "other"):
             cause = "reads what its layers did not write, as values of a prefix in a cache"
-            return f"{named} {cause if x == 'other' else 'writes to the stream what is not turned'}"
-        elif role == "reader" and y == "other":
+            return f"{named} {cause if of_x == 'other' else 'writes to the stream what is not turned'}"
+        elif role == "reader" and of_y == "other":
             return f"{named} does not read the norm that it is listed behind, or reads another beside"
-        elif role is None and y == "other" and (x == "turned" or (one.x is not None and one.x.data_ptr() in behind)):
+        elif role is None and of_y == "other" and (of_x == "turned" or (x is not None and x.data_ptr() in behind)):
             remedy = "; norms={norm: readers} folds its scale, but not that of a norm of what is added to the stream"
-            return f"{named} reads the stream and is not among the readers{remedy if 'Norm' in named else ''}"
-        elif role is None and y == "same" and one.y is not None:
-            beside[one.y.shape[-1]] = named
+            return f"{named} reads the stream and is not among the readers{remedy if 'Norm' in kind else ''}"
+        elif role is None and of_y == "same" and y is not None:
+            beside[y.shape[-1]] = named
     return "no layer tells where"
 
 

@@ -41,6 +41,14 @@ class TorchRNN:
     training: bool
     gates: int
 
+    def changed(self, who: str, asked: Mapping[str, Any], given: Mapping[str, Any], *fixed: str) -> dict[str, Any]:
+        """Returns the arguments with others that are asked for; raises OptionError for given ones that it has."""
+        for key in (*self.options, *fixed):
+            remedy = "; nonlinearity= sets another one" if key == "activation" else ""
+            got = f"{key}={shown(given.get(key))} besides{remedy}"
+            needs(key not in given, OptionError, who, f"{key} of its source", got)
+        return self.options | {key: value for key, value in asked.items() if value is not None} | dict(given)
+
 
 def read(who: str, source: object, init: object, *kinds: type[nn.RNNBase]) -> TorchRNN:
     """Reads a recurrent net of torch of some kinds, or a state dict of one, with torch's defaults for what it lacks."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from decoder_laws import check_decoder, tiny_decoder
+from decoder_table import made
 from optimizers_at_hand import descend
 from safetensors.torch import load_file
 from torch import nn
@@ -27,10 +28,7 @@ FAMILIES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Phi3", "GPT2", "GPTN
 
 
 def decoder(family: str, is_tied: bool = False, groups: int = 2, dtype: torch.dtype = torch.float32) -> Any:
-    torch.manual_seed(seeds.seed(list(KINDS).index(family)))
-    places = decoders[KINDS[family]].classes[f"{family}Model"]
-    model = tiny_decoder(f"{family}Model", **places, tie_word_embeddings=is_tied, num_key_value_heads=groups)
-    return model.to(dtype)
+    return made(family, dtype, tie_word_embeddings=is_tied, num_key_value_heads=groups)[0]
 
 
 def logits(model: Any) -> torch.Tensor:

@@ -8,23 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from decoder_laws import tiny_decoder
+from decoder_table import made
 
 import stiefelkit as sk
 from stiefelkit.errors import NotAFrameError, OptionError, ShapeError
-from stiefelkit.nn.decoders import decoders
 from stiefelkit.testing import seeds
 
 transformers: Any = pytest.importorskip("transformers")
 
 TOKENS = torch.arange(12).view(2, 6)
-FAMILIES = ["LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "Phi3Model", "GPT2Model", "GPTNeoXModel"]
+FAMILIES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "GPT2", "GPTNeoX"]
 
 
 def decoder(name: str, attention: str = "sdpa") -> Any:
-    torch.manual_seed(seeds.seed())
-    places = next(family.classes[name] for family in decoders.values() if name in family.classes)
-    model: Any = tiny_decoder(name, **places).double()
+    model = made(name)[0]
     model.set_attn_implementation(attention)
     return model
 
@@ -61,7 +58,7 @@ def test_the_cache_holds_rotated_keys_and_all_else_is_as_it_was(name, attention)
 
 
 def test_a_pickle_computes_the_same_in_another_process_and_a_file_is_the_plain_model(tmp_path):
-    model = decoder("LlamaModel")
+    model = decoder("Llama")
     sk.nn.rotate_keys_(sk.nn.rotation_sites(model))
     (tmp_path / "model.pickle").write_bytes(pickle.dumps((model, TOKENS, *seen(model)[:2])))
     code = """
@@ -78,7 +75,7 @@ print(torch.allclose(model(tokens).logits, logits), torch.allclose(cache.layers[
     assert torch.equal(seen(loaded)[1], seen(model)[1])
 
 
-@pytest.mark.parametrize("name", ["FalconModel", "GPTNeoModel"])
+@pytest.mark.parametrize("name", ["Falcon", "GPTNeo"])
 def test_an_attention_that_is_looked_up_by_no_name_is_refused_and_left_as_it_was(name):
     model = decoder(name)
     before, modules = model(TOKENS).logits, [*model.modules()]
@@ -89,7 +86,7 @@ def test_an_attention_that_is_looked_up_by_no_name_is_refused_and_left_as_it_was
 
 
 def test_rotations_that_do_not_fit_are_refused():
-    sites = sk.nn.rotation_sites(decoder("LlamaModel"))
+    sites = sk.nn.rotation_sites(decoder("Llama"))
     n = sites.heads[0].size
     for error, r in ((ShapeError, torch.eye(4)), (NotAFrameError, 2 * torch.eye(n)), (OptionError, [torch.eye(n)])):
         with pytest.raises(error, match=r"^rotate_keys_ needs"):

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from moved_adapters import turned
+from decoder_table import made
+from moved_adapters import moved, turned
 from torch import Tensor, nn
 
 import stiefelkit as sk
@@ -121,41 +122,25 @@ def test_layers_of_peft_that_read_indices_or_images_are_known_by_the_layer_insid
     torch.testing.assert_close(sk.nn.fold(model.merge_and_unload())(x), apart, rtol=0, atol=2e-5)
 
 
-def language_model(kind: str) -> Any:
-    transformers = pytest.importorskip("transformers", reason="needs the extra [interop]")
-    torch.manual_seed(seeds.seed())
-    if kind == "gpt2":
-        sizes = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
-        config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
-        return transformers.GPT2LMHeadModel(config).eval().requires_grad_(False)
-    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": kind == "tied llama"}
-    config = transformers.LlamaConfig(**sizes, **heads)
-    return transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
-
-
-def moved(model: Any, name: str) -> None:
-    with torch.no_grad():
-        for k, adapter in enumerate(m for m in sk.nn.adapters(model).values() if m.name == name):
-            for path, p in adapter.named_parameters():
-                if not path.startswith("layer."):
-                    p.add_(0.3 * torch.randn(p.shape, generator=seeds.generator(k)))
+def frozen(kind: str) -> Any:
+    pytest.importorskip("transformers", reason="needs the extra [interop]")
+    return made(kind.split()[-1], torch.float32, tie_word_embeddings=kind != "Llama")[0].requires_grad_(False)
 
 
 @pytest.mark.parametrize(
     ("kind", "where", "options"),
     [
-        ("gpt2", ["*.c_attn", "*.c_proj", "*.c_fc"], {}),  # Conv1D
-        ("gpt2", "*.c_attn", {"side": "out"}),
-        ("gpt2", "*.wte", {"side": "out"}),  # tied with the head
-        ("gpt2", "*.c_fc", {"parametrization": "principal", "rank": 4}),
-        ("llama", "*.mlp.*_proj", {"parametrization": "low_rank", "rank": 4, "inner": "cayley"}),
-        ("llama", "*.embed_tokens", {"side": "out", "shared": True}),
-        ("tied llama", ["*_proj", "lm_head"], {}),
+        ("GPT2", ["*.c_attn", "*.c_proj", "*.c_fc"], {}),  # Conv1D
+        ("GPT2", "*.c_attn", {"side": "out"}),
+        ("GPT2", "*.wte", {"side": "out"}),  # tied with the head
+        ("GPT2", "*.c_fc", {"parametrization": "principal", "rank": 4}),
+        ("Llama", "*.mlp.*_proj", {"parametrization": "low_rank", "rank": 4, "inner": "cayley"}),
+        ("Llama", "*.embed_tokens", {"side": "out", "shared": True}),
+        ("tied Llama", ["*_proj", "lm_head"], {}),
     ],
 )
 def test_layers_of_transformers_are_adapted_generate_and_are_folded(kind: str, where: Any, options: dict[str, Any]):
-    model, tokens = language_model(kind), torch.arange(1, 9)[None]
+    model, tokens = frozen(kind), torch.arange(1, 9)[None]
     base = {key: value.clone() for key, value in model.state_dict().items()}
     before = model(tokens).logits
     sk.nn.adapt(model, where, **options)
@@ -178,7 +163,7 @@ def test_layers_of_transformers_are_adapted_generate_and_are_folded(kind: str, w
 
 
 def test_one_decoder_serves_several_tasks_by_name():
-    model, tokens = language_model("llama"), torch.arange(1, 9)[None]
+    model, tokens = frozen("Llama"), torch.arange(1, 9)[None]
     before = model(tokens).logits
     sk.nn.adapt(model, "*.q_proj", name="summaries", modules_to_save="lm_head")
     sk.nn.adapt(model, ["*.q_proj", "*.v_proj"], "principal", rank=4, name="poems")
@@ -190,7 +175,7 @@ def test_one_decoder_serves_several_tasks_by_name():
     assert torch.dist(found["summaries"], found["poems"]) > 0.01 * before.norm()
     state = sk.nn.adapter_state(model, "poems")
     assert all(key.startswith("model.layers.") for key in state)
-    other = sk.nn.adapt(language_model("llama"), ["*.q_proj", "*.v_proj"], "principal", rank=4)
+    other = sk.nn.adapt(frozen("Llama"), ["*.q_proj", "*.v_proj"], "principal", rank=4)
     sk.nn.load_adapter_state(other, state)
     torch.testing.assert_close(other(tokens).logits, found["poems"], rtol=0, atol=1e-6)
     sk.nn.delete_adapter(model, "poems")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from decoder_laws import logits, tiny_decoder
+from decoder_table import made
 
 import stiefelkit as sk
 from stiefelkit.errors import OptionError
@@ -18,9 +19,8 @@ transformers: Any = pytest.importorskip("transformers")
 
 def rotated(family: str, dtype: torch.dtype = torch.float64, inner: int = 64, **options: Any) -> tuple[Any, Any]:
     """A decoder with R1, R2 and R4, and its logits before."""
-    torch.manual_seed(seeds.seed())
-    model = tiny_decoder(f"{family}Model", intermediate_size=inner, n_inner=inner, **options).to(dtype)
-    before, sites = logits(model), sk.nn.rotation_sites(model)
+    model, before = made(family, dtype, intermediate_size=inner, n_inner=inner, **options)
+    sites = sk.nn.rotation_sites(model)
     r, heads = (sk.init.haar((n, n), generator=seeds.generator()) for n in (sites.size, sites.heads[0].size))
     sk.nn.rotate_(r, sites=sites, heads=heads, online=True)
     return model, before

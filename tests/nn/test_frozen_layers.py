@@ -144,14 +144,6 @@ def test_what_computes_no_matrix_is_adapted_trained_and_not_merged(kind: str, si
     assert torch.equal(model(x), apart)
 
 
-def test_a_rotation_of_patches_keeps_the_singular_values_of_the_kernel_and_one_of_channels_does_too():
-    layer = nn.Conv2d(8, 16, 3)
-    for side in ("in", "out", "patches"):
-        adapter = turned(OrthogonalAdapter(copy.deepcopy(layer), side=side, block_size=4))
-        expected, got = (torch.linalg.svdvals(w.flatten(1)) for w in (layer.weight, adapter.weight))
-        torch.testing.assert_close(got, expected, rtol=0, atol=CLOSE)
-
-
 def test_all_layers_are_checked_before_the_first_is_changed():
     model = nn.Sequential(nn.Linear(8, 8), nn.Embedding(5, 8), nn.Linear(8, 8))
     with pytest.raises(OptionError, match="reads indices"):

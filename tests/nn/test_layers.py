@@ -211,11 +211,3 @@ def test_a_baked_layer_is_cast_as_a_whole_and_drawn_anew_as_a_frame(made, field)
     assert torch.dist(w, was) > 0.1
     assert torch.allclose(w.mH @ w, torch.eye(w.shape[-1], dtype=w.dtype), atol=1e-14)
     assert {p.dtype.to_real() for p in rnn.float().parameters()} == {torch.float32}
-
-
-def test_models_take_a_backend_and_layers_show_theirs():
-    net: Any = sk.models.create("scornn", 2, 8, 3, backend="reference")
-    assert net.rnn.backend == "reference"
-    assert "backend='reference'" in repr(net.rnn)
-    with pytest.raises(errors.OptionError, match="backend"):
-        sk.models.create("lstm", 2, 8, 3, backend="reference")

@@ -69,4 +69,3 @@ def test_it_starts_as_asked_and_resets():
     layer.reset_parameters()
     assert not torch.allclose(layer.weight, before)
     assert torch.allclose(layer.weight @ layer.weight.mT, torch.eye(4), atol=1e-6)
-    assert sk.nn.OrthogonalLinear(6, 4, bias=False).bias is None

@@ -33,15 +33,17 @@ PAPERS = [
     ("margin_rnn", (10, 128, 9), 128 * 127 + 128 + 1280 + 128 + 9 * 128 + 9 + 128),
     ("irnn", (1, 100, 10), 100**2 + 100 + 100 + 1000 + 10 + 100),
     ("henaff_rnn", (10, 80, 9), 80**2 + 800 + 80 + 720 + 9),
+    # Of a block: norm; moduli, angles, scales; B, C; D; gated linear unit.
+    ("lru:width=32,num_layers=3", (1, 128, 10), 64 + 3 * (64 + 3 * 64 + 4 * 64 * 32 + 32 + 64 * 33) + 330),
     ("goru", (10, 128, 9), 64 * 7 + 2 * 128**2 + 3 * 1280 + 3 * 128 + 9 * 128 + 9),
 ]
 
 
 def parsed(name: str) -> tuple[str, dict[str, Any]]:
-    """A model and one option, "ornn:reflections=16"."""
-    name, _, option = name.partition(":")
-    key, _, value = option.partition("=")
-    return name, {key: int(value) if value.isdigit() else value} if key else {}
+    """A model and its options, "lru:width=32,num_layers=3"."""
+    name, _, options = name.partition(":")
+    given = dict(option.split("=") for option in options.split(",") if option)
+    return name, {key: int(value) if value.isdigit() else value for key, value in given.items()}
 
 
 @pytest.mark.parametrize(("name", "sizes", "count"), PAPERS)
@@ -113,7 +115,8 @@ def test_options_of_another_map_apply():
     assert net.rnn.parametrizations.weight_hh_l0.param.reflections == 2
     net = sk.models.create("eurnn", 2, 8, 3, parametrization="cayley", init="helfrich")
     assert net.rnn.parametrizations.weight_hh_l0.scheme == "helfrich"
-    net = sk.models.create("irnn", 2, 8, 3, init="haar")
+    net = sk.models.create("irnn", 2, 8, 3, init="haar", backend="reference")
+    assert "backend='reference'" in repr(net.rnn)
     assert sk.metrics.orthogonality_error(net.rnn.weight_hh_l0) < 1e-5
     net = sk.models.create("lstm", 2, 8, 3, parametrization="householder", reflections=2)
     assert net.rnn.parametrizations.weight_hh_l0.param.shape == (4, 8, 8)
@@ -153,6 +156,7 @@ def test_blocks_take_the_options_of_their_layer(name):
         ("eurnn", 4, {"output_init": "theirs"}, errors.OptionError, "authors"),
         ("goru", 6, {}, errors.DtypeError, "power of two"),
         ("irnn", 4, {"input_std": 0.0}, errors.OptionError, "input_std"),
+        ("lstm", 4, {"backend": "reference"}, errors.OptionError, "backend"),
         ("lstm", 4, {"activation": "relu"}, errors.OptionError, "part of the model"),
         ("reflector", 4, {"additive": False, "width": 2}, errors.OptionError, "width"),
         ("gru", 4, {"init": "haar"}, errors.OptionError, "parametrization"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from moved_adapters import drawn
+from moved_adapters import drawn, moved
 from torch import Tensor, nn
 
 import stiefelkit as sk
@@ -23,16 +23,6 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.b(self.a(x).relu()))
-
-
-def moved(model: Any, name: str, key: int = 1) -> Any:
-    """Moves the adapters of a name away from the identity."""
-    with torch.no_grad():
-        for k, adapter in enumerate(m for m in model.modules() if getattr(m, "name", None) == name):
-            for child_name, child in adapter.named_children():
-                for p in child.parameters() if child_name != "layer" else ():
-                    p.copy_(0.3 * drawn(*p.shape, key=key + k))
-    return model
 
 
 def net(*names: str, **options: Any) -> Any:
@@ -144,6 +134,8 @@ def test_a_deleted_adapter_leaves_the_others():
 
 def test_names_are_those_without_adapters():
     model = net("first")
+    assert model.head.weight.requires_grad
+    assert not model.a.layer.weight.requires_grad
     model.a.merge()
     sk.nn.adapt(model, "a.weight", name="second", block_size=2)
     assert model.a.layer.merged is None
@@ -286,9 +278,3 @@ def test_a_pattern_that_matches_nothing_is_answered_with_the_names_without_adapt
         sk.nn.adapt(net("first", "second"), where, name="third")
     with pytest.raises(UnknownNameError, match=r"head\.weight"):
         sk.nn.adapt(net("first"), "heads.weight")
-
-
-def test_other_parameters_of_a_model_stay_trainable():
-    model: Any = sk.nn.adapt(Net(), "a")
-    assert model.head.weight.requires_grad
-    assert not model.a.layer.weight.requires_grad

@@ -37,10 +37,12 @@ class Residual(nn.Module):
 
 
 def rotate(r, writers, readers=(), norms=None, model=None):
-    """Folds R into layers of a model, which is compared, or into loose ones."""
-    held = nn.ModuleList([*writers, *readers, *(norms or {}), *itertools.chain(*(norms or {}).values())])
-    sites = sk.nn.RotationSites(model or held, norms or {}, writers, readers=readers)
-    sk.nn.rotate_(r, sites=sites, check=model is not None)
+    """Folds R into layers of a model, or into loose ones."""
+    norms = norms or {}
+    if model is None and not norms:
+        return sk.nn.rotate_(r, writers=writers, readers=readers)
+    model = model or nn.ModuleList([*writers, *norms, *itertools.chain(*norms.values())])
+    return sk.nn.rotate_(r, sites=sk.nn.RotationSites(model, norms, writers, readers=readers))
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

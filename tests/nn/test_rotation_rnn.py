@@ -165,14 +165,6 @@ def test_factors_begin_uniform_in_a_ring_and_inputs_at_the_scale_of_the_paper(de
     assert block.skip.square().mean().item() == pytest.approx(1, abs=0.9)
 
 
-def test_a_model_counts_the_parameters_of_the_paper():
-    net = sk.models.create("lru", 1, 128, 10, width=32, num_layers=3)
-    n, h = 64, 32
-    layer = 3 * n + 2 * n * h + 2 * h * n + h  # moduli, angles, scales; B, C; D
-    block = 2 * h + layer + 2 * h * (h + 1)  # norm; gated linear unit
-    assert sk.models.count_parameters(net) == 2 * h + 3 * block + 10 * (h + 1)
-
-
 @pytest.mark.parametrize(
     ("layer", "options", "word"),
     [
