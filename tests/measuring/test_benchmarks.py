@@ -207,12 +207,14 @@ def test_another_machine_than_the_baselines_may_double_a_ratio(tmp_path, monkeyp
     assert gate.main(words) == 1
 
 
-def test_an_update_takes_the_median_and_drops_what_is_no_track_any_more():
+def test_an_update_takes_the_median_and_what_it_refused_or_what_is_new_is_no_regression(capsys):
     Figures.left = [0.9, 0.5, 0.7]
     track = gate.Track(Figures, ("this", "cpu"))
     assert gate.updated([track], {"drift.Frames(gone, float32, cpu, 1000 steps)": 0.1}) == {track.name: 0.7}
     Figures.left = [-1.0]
     assert gate.updated([track], {}) == {track.name: None}
+    assert gate.compare([track], {track.name: None}) == gate.compare([track], {}) == []
+    assert "not in the baseline" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("smoke")
@@ -284,10 +286,3 @@ def test_the_gate_sees_that_a_map_takes_five_times_as_long(copy):
     assert failed.returncode == 1, failed.stdout + failed.stderr
     assert "1 tracks, 1 regressions" in failed.stdout
     assert "peers.Parametrizations(householder (exact), forward_backward, 256x256, cpu)" in failed.stdout
-
-
-def test_what_was_refused_when_the_baseline_was_made_and_what_is_new_is_no_regression(capsys):
-    track = gate.Track(Figures, ("this", "cpu"))
-    assert gate.compare([track], {track.name: None}) == []
-    assert gate.compare([track], {}) == []
-    assert "not in the baseline" in capsys.readouterr().out

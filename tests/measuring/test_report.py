@@ -114,21 +114,17 @@ def test_the_figures_on_the_page_are_those_measured(tree, found):
         assert shown[row.name][-1] == three_digits(row["worst"])
 
 
-def test_what_is_not_finite_is_drawn_and_written_as_such(found):
+def test_what_is_not_finite_is_drawn_and_words_that_are_markup_stay_words(found):
     (race,) = races_of(found, "drift")
     lost = DriftCurve.of(race.rows[0].figures)
     lost.errors[1:] = [math.nan] * (len(lost.steps) - 1)
     row = dataclasses.replace(race.rows[0], figures={**lost.figures, "contender": "cayley"})
-    odd = dataclasses.replace(found.parts[0], races=[dataclasses.replace(race, rows=[row, *race.rows[1:]])])
-    text = dataclasses.replace(found, parts=[odd]).page()
+    races = [dataclasses.replace(race, rows=[row, *race.rows[1:]])]
+    odd = dataclasses.replace(found.parts[0], races=races, left_out={"<i>": "a & b"})
+    text = dataclasses.replace(found, machine={**found.machine, "CPU": "<b>&"}, parts=[odd]).page()
     assert "nan" in "".join(parsed(text).itertext())
-
-
-def test_words_that_are_markup_stay_words(found):
-    parts = [dataclasses.replace(found.parts[0], left_out={"<i>": "a & b"})]
-    odd = dataclasses.replace(found, machine={**found.machine, "CPU": "<b>&"}, parts=parts)
-    assert "&lt;b&gt;&amp;" in odd.page()
-    assert "<i>" not in odd.page()
+    assert "&lt;b&gt;&amp;" in text
+    assert "<i>" not in text
 
 
 # The command

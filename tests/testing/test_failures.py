@@ -74,13 +74,10 @@ def test_a_line_for_a_class_that_cannot_be_imported_needs_it_in_scope():
         exec(failure.line, {"Local": Local})
 
 
-def test_a_failure_has_its_case_seed_figure_and_bound():
+def test_all_failures_are_listed_once_each_with_seed_figure_and_bound():
     (failure,) = failures(Stretched, ["frames"], only="Stretched-3x3-float64", offset=7)
     assert f"{seeds.OFFSET}=7" in failure.details
     assert failure.figure > failure.bound > 0  # type: ignore[operator]
-
-
-def test_all_failures_are_listed_once_each():
     found = failures(Stretched, ["frames", "round_trip"])
     assert len({(failure.law, failure.where) for failure in found}) == len(found)
     names = {str(case) for case in cases(Stretched)}
