@@ -58,13 +58,13 @@ class Site:
             w, b = factor.apply(w), None if b is None else factor.apply(b[..., None])[..., 0]
         return w, b
 
-    def values(self, name: str) -> Tensor:
-        """Returns the new weight, as the layer stores it, or the new bias, in float64."""
+    def values(self, name: str, of_linear: bool = False) -> Tensor:
+        """Returns the new weight, as the layer stores it, or a linear one, or the new bias, in float64."""
         w, b = weight_and_bias_of(self.layer)
         w = w.to(working_dtype(w.dtype))
         if name == "weight":
             w = self.turned(w, None)[0]
-            return w if matrix_of(self.layer)[1] == -2 else w.mT
+            return w if of_linear or matrix_of(self.layer)[1] == -2 else w.mT
         b = w.new_zeros(w.shape[:-1]) if b is None else b.to(w.dtype)
         b = b if self.shift is None else b + w @ self.shift.to(w)
         for factor in self.outputs:

@@ -83,7 +83,9 @@ def rotate_(
     r = None if rotation is None else checked_rotation(rotation, "a rotation")
     by_hand = [*readers], [*writers]
     if sites is None and r is not None and any(by_hand) and heads is None and not online:
-        sites = _sites_of(len(r), *by_hand)
+        net = _Stream(len(r), *by_hand)
+        x = probes(8, net.source.weight.device)
+        sites = RotationSites(net, {}, [net.source, *by_hand[1]], readers=by_hand[0], inputs={"x": x})
     elif sites is None or any(by_hand):
         raise OptionError("rotate_ needs either sites= or a rotation with readers= and writers=, got neither or both.")
     check_sites(sites, "rotate_")
@@ -123,12 +125,6 @@ class _Stream(nn.Module):
             h = h + layer(h if layer in self.readers else rows)
         read = [layer(h) for layer in self.readers if layer not in self.writers]  # others give what is turned
         return torch.cat([torch.linalg.vector_norm(h, dim=-1, keepdim=True), *read], -1)
-
-
-def _sites_of(n: int, readers: list[nn.Module], writers: list[nn.Module]) -> RotationSites:
-    net = _Stream(n, readers, writers)
-    x = probes(8, net.source.weight.device)
-    return RotationSites(net, {}, [net.source, *writers], readers=readers, inputs={"x": x})
 
 
 @torch.no_grad()

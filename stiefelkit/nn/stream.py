@@ -279,12 +279,13 @@ def changed_copy(
     }
     last: dict[object, Tensor] = {}
     for site in sites:
-        layer, dim = site.layer, folding.matrix_of(site.layer)[1]
+        layer = site.layer
         copy_of: nn.Module = memo[id(folding.inner_of(layer))]
         target = folding.inner_of(online.get(id(copy_of), copy_of))
         names = (layer.name, layer.bias_name) if isinstance(layer, folding.Matrix) else ("weight", "bias")
-        is_turned = dim == -1 and isinstance(target, nn.Linear)
-        _read_new(target, names[0], {} if is_kept else last, functools.partial(_weight, site, is_turned))
+        of_linear = isinstance(target, nn.Linear)  # in the place of a Conv1D, too
+        new = functools.partial(site.values, "weight", of_linear=of_linear)
+        _read_new(target, names[0], {} if is_kept else last, new)
         if site.shift is not None or (held_parameters(target).get(names[1]) is not None and site.outputs):
             _read_new(target, names[1], {}, functools.partial(site.values, "bias"))
     for norm, own in norms.items():
@@ -293,10 +294,6 @@ def changed_copy(
         if own.is_replaced:
             online[id(memo[id(norm)])] = folding.root_mean_square(norm)
     return replaced(other, online)
-
-
-def _weight(site: Site, is_turned: bool) -> Tensor:
-    return site.values("weight").mT if is_turned else site.values("weight")
 
 
 def _read_new(layer: nn.Module, name: str, kept: dict[object, Tensor], new: Callable[[], Tensor]) -> None:
