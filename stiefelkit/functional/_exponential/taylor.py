@@ -229,8 +229,7 @@ def _adjoint(g: Tensor, factors: Sequence[Tensor], skew: bool) -> Tensor:
     """Returns the gradient of A by that of its exponential, up to a Hermitian matrix for a skew A."""
     powers, b, *squared = factors
     shape, g = g.shape, g.reshape(powers.shape[1:])
-    times, count, scale = _products(g)[0], len(squared), None
-    counted = None
+    times, count, counted, scale = _products(g)[0], len(squared), None, None
     if squared and squared[0].dtype is torch.int64:
         counted, scale, *squared = squared
         count = 0

@@ -141,11 +141,9 @@ def skew_coordinates(g: Tensor, scale: float) -> Tensor:
     return gv
 
 
-def _like_step(w: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(w), torch.empty_like(w), w.new_empty(w.shape[:-2], dtype=torch.float64)
-
-
-@opaque(_like_step, dims=None)
+@opaque(
+    lambda w, *_: (torch.empty_like(w), torch.empty_like(w), w.new_empty(w.shape[:-2], dtype=torch.float64)), dims=None
+)
 def frame_step(
     w: Tensor, lo: Tensor, along: Tensor, step: Tensor, turns: int, way: str, most: float
 ) -> tuple[Tensor, Tensor, Tensor]:
