@@ -8,11 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stiefelkit._torch import is_exported, is_exporting, is_jit_traced, is_traced
-from stiefelkit.functional._arithmetic.function import Context, Function
-from stiefelkit.functional._arithmetic.product import is_plain, opaque
+from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.scan.engines.borders import pass_borders
-from stiefelkit.scan.reference import exported_loop, loop
 
 ROWS = 64
 """The most keys of a chunk."""
@@ -41,61 +38,6 @@ class Steps(NamedTuple):
     def dims(self) -> tuple[int, ...]:
         """How many dimensions stand behind that of heads in each; in outputs as many as in values."""
         return 1, 1, 2 if self.q is None else 1, 0, 0
-
-
-def chunked(
-    steps: Steps, first: Tensor, tau: str, chunk: int | None, last_only: bool, dtype: torch.dtype, backend: str
-) -> tuple[Tensor, Tensor]:
-    """Returns outputs, without steps if `last_only`, and the last state, float32 at least.
-
-    The first derivative is worked out in chunks as well; others are those of the loop.
-    """
-    count, m, _, width = steps.k.shape[1:]
-    size = max(1, (min(ROWS, width) if chunk is None else chunk) // m)
-    if not is_traced():
-        # A divisor of the number of steps, if one is near, so that nothing has to be padded.
-        size = min(size, count)
-        size = next((s for s in range(size, size // 2, -1) if count % s == 0), size)
-    present = [t for t in (first, *steps) if t is not None]
-    keep = torch.is_grad_enabled() and is_plain(*present) and any(t.requires_grad for t in present)
-    run = _Scan.forward if is_exporting() or is_jit_traced() else _Scan.of
-    out, last, *_ = run(first, *steps, tau, size, last_only, dtype, backend, keep)
-    return out, last
-
-
-def one_by_one(steps: Steps, first: Tensor, tau: str) -> tuple[Tensor, Tensor]:
-    """Runs one reflection after the other in float64; for ONNX as one node, in float32 if keys and values are."""
-    q, k, v, _, decay = steps
-    m, state = k.shape[2], tuple(first.shape[1:])
-    wide = {name: t.double() for name, t in steps._asdict().items() if t is not None and name != "q"}
-    shapes = [t.shape[2:] for t in wide.values()]
-    rows = torch.cat([t.flatten(2) for t in wide.values()], -1).transpose(0, 1)
-
-    def step(row: Tensor, flat: Tensor) -> Tensor:
-        h = flat.unflatten(-1, state)
-        split = row.split([shape.numel() for shape in shapes], -1)
-        of = {name: t.unflatten(-1, tuple(shape)) for name, t, shape in zip(wide, split, shapes, strict=True)}
-        if decay is not None:
-            h = h * of["decay"].clamp_min(LEAST).exp()[..., None, None]
-        for i in range(m):
-            key = of["k"][:, i]
-            square = key.square().sum(-1)
-            scale = of["beta"][:, i] if tau == "free" else 2 / square.masked_fill(square == 0, torch.inf)
-            if tau == "gated" and i == m - 1:
-                scale = scale * of["beta"]
-            u = -(key[..., None] * h).sum(-2)
-            u = u if q is None else u + of["v"][:, i]
-            h = h + key[..., None] * (scale[..., None] * u)[..., None, :]
-        return (h if q is not None or v is None else h + of["v"]).flatten(1)
-
-    flat = first.double().flatten(1)
-    if is_exported():
-        states, last = exported_loop(step, rows.detach(), flat.detach(), False)
-    else:
-        states, last = loop(step, rows, flat)
-    assert states is not None
-    states, last = states.transpose(0, 1).unflatten(-1, state), last.unflatten(-1, state)
-    return (states if q is None else (states * q.double()[..., None]).sum(-2)), last
 
 
 class _Chunks(NamedTuple):
@@ -363,54 +305,3 @@ def _pulled(chunks: _Chunks, states: Tensor, adjoint: Tensor, g: Tensor, tau: st
         g_decay = torch.addmm(carried, change, _lower(size, keys.device))
     g_v = g_v.unflatten(1, (size, m)) if queries is not None and g_v is not None else g_v
     return Steps(g_q, g_rows.unflatten(1, (size, m)), g_v, g_beta, g_decay)
-
-
-class _Scan(Function):
-    """What `reflect` returns; derivatives of the derivative are those of the loop."""
-
-    generate_vmap_rule = False
-
-    @staticmethod
-    def forward(first, q, k, v, beta, decay, tau, size, last_only, dtype, backend, keep) -> tuple[Any, ...]:
-        return tuple(reflect(first, q, k, v, beta, decay, tau, size, last_only, dtype, backend, keep))
-
-    @staticmethod
-    def setup_context(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.tau, ctx.size, ctx.last_only, _, ctx.backend, _ = inputs
-        ctx.save_for_backward(*tensors, *output[2:])
-        ctx.mark_non_differentiable(*(t for t in output[2:] if t is not None))
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Context, g_out: Tensor | None, g_last: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        first, q, k, v, beta, decay, states, *kept = ctx.saved_tensors
-        tensors, g_out = (first, q, k, v, beta, decay), None if ctx.last_only else g_out
-        if not is_traced() and (torch.is_grad_enabled() or not is_plain(*tensors, g_out, g_last)):
-            grads = _gradients_of_loop(tensors, g_out, g_last, ctx.tau)
-        else:
-            grads = reflect_back(*tensors, states, g_out, g_last, ctx.tau, ctx.size, ctx.backend, *kept)
-        found = iter(grads)
-        return (*(None if t is None else next(found) for t in tensors), *(None,) * 6)
-
-    @staticmethod
-    def vmap(info, in_dims: tuple[int | None, ...], *args) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        def folded(t: Tensor | None, dim: int | None) -> Tensor | None:
-            if t is None:
-                return None
-            return (t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)
-
-        out, last, states = _Scan.of(*map(folded, args[:6], in_dims), *args[6:])
-        one = (info.batch_size, -1)
-        return (out.unflatten(0, one), last.unflatten(0, one), states.unflatten(1, one)), (0, 0, 1)
-
-
-def _gradients_of_loop(
-    tensors: tuple[Tensor | None, ...], g_out: Tensor | None, g_last: Tensor | None, tau: str
-) -> list[Tensor]:
-    def results(given: dict[str, Tensor]) -> list[Tensor]:
-        found = one_by_one(Steps(*map(given.get, Steps._fields)), given["first"], tau)  # type: ignore[arg-type]
-        return [t.to(g.dtype) for t, g in zip(found, (g_out, g_last), strict=True) if g is not None]
-
-    given = {name: t for name, t in zip(("first", *Steps._fields), tensors, strict=True) if t is not None}
-    pull = torch.func.vjp(results, given)[1]
-    return list(pull([g for g in (g_out, g_last) if g is not None])[0].values())
