@@ -212,12 +212,15 @@ def tell(runs: list[dict[str, Any]]) -> None:
 
 
 def draw(runs: list[dict[str, Any]], file: Path) -> None:
-    """Draws mean accuracies over the length, a panel for each group."""
+    """Draws mean accuracies over the length, as trained and snapped, a panel for each group."""
+    runs = [{key: found for key, found in run.items() if key not in ("penalty", "contracted")} for run in runs]
     groups = sorted({run["group"] for run in runs})
     with figure(file, len(groups)) as panels:
         for axes, group in zip(panels, groups, strict=True):
             greys = itertools.cycle(["-", "--", "-.", ":"])
-            for name, found in by_name(runs, group).items():
+            kinds = by_name(runs, group)
+            for name in sorted(kinds, key=lambda name: ("snapped" not in name, name)):  # wide lines are behind others
+                found = kinds[name]
                 lengths = [*found[0]]
                 means = [100 * statistics.fmean(accuracy[length] for accuracy in found) for length in lengths]
                 color = next((color for tau, color in COLORS.items() if tau in name), None)
@@ -228,7 +231,7 @@ def draw(runs: list[dict[str, Any]], file: Path) -> None:
                     look |= {"linewidth": 5, "alpha": 0.35}
                 axes.plot([*map(int, lengths)], means, label=name.removeprefix("reflector, "), **look)
             axes.set(title=f"{group}: trained to 32 letters", xlabel="letters", ylabel="percent right", xscale="log")
-            axes.legend(fontsize="small", loc="center left", frameon=False)
+            axes.legend(fontsize="small", loc="center", bbox_to_anchor=(0.38, 0.43), frameon=False)
 
 
 def main() -> None:
