@@ -12,7 +12,7 @@
 # make gpu-smoke  goes the same way in seconds, without a GPU
 # make results  writes docs/results.md and the line of README.md anew from benchmarks/results
 # make papers-gpu  trains rows of papers on a GPU for MINUTES, in the order of CELLS, JOBS at once; goes on where OUT stops
-#               and writes OUT.tar.gz, to be unpacked into a folder of runs
+#               and writes OUT.tar.gz, which `stiefelkit reproduce --add` reads
 # make test     runs the tests: of laws with many cases some of them, in five minutes on two quiet cores
 # make test-all runs all of them, as CI does, in a quarter of an hour
 # make test-seeds  runs them with every seed shifted, by each of SEEDS

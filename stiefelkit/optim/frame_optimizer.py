@@ -90,8 +90,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         self._writes: dict[int, int] = {}
         self._sorted: dict[int, Sorted] = {}
         self._validated: dict[int, list[Any]] = {}
-        kind: Callable[..., torch.optim.Optimizer] = self.free_optimizer
-        self._free = kind([torch.zeros(1, device="cpu")])  # of a number that nobody needs, for its defaults and step
+        self._free = _probing(self.free_optimizer)
         self._step_of_free = unhooked_step(self.free_optimizer)
 
     def _checked(self, group: Group) -> Group:
@@ -229,3 +228,8 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
         read, on devices beside CPUs and with `capturable=True`, `bucket.may_sync_host` is False: norms are tensors
         then, and what has to hold, told to `bucket.require`, is no error but decides whether anything is written.
         """
+
+
+def _probing(kind: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Returns a torch optimizer of a number that nobody needs, for its defaults and its step."""
+    return kind([torch.zeros(1, device="cpu")])
