@@ -190,7 +190,7 @@ def unwrapped(constant: Tensor) -> Tensor:
     return constant
 
 
-def is_batched(g: Any) -> bool:
+def is_batched(g: object) -> bool:
     """Returns whether torch.autograd has batched a tensor, by `is_grads_batched`; it knows few operations."""
     return isinstance(g, Tensor) and functorch.is_legacy_batchedtensor(g)
 

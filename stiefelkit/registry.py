@@ -76,7 +76,7 @@ class Registry:
         self._contested: dict[str, tuple[Any, Any]] = {}
         self._plugins_read = not group
 
-    def register(self, name: str, target: Any) -> None:
+    def register(self, name: str, target: object) -> None:
         """Adds a name of an object, or of a dotted string `"package.module:attribute"`."""
         if not isinstance(name, str) or not name or not name.replace("_", "a").replace("-", "a").isalnum():
             raise OptionError(f"A {self.kind} name needs letters, digits, - and _ only, got {shown(name)}.")

@@ -20,14 +20,14 @@ Generator = torch.Generator | None
 """The type of an argument `generator`."""
 
 
-def check_tensors(who: str, *values: Any) -> None:
+def check_tensors(who: str, *values: object) -> None:
     """Raises DtypeError unless all values are tensors."""
     for value in values:
         if not isinstance(value, Tensor):
             raise DtypeError(f"{who} needs tensors, got {shown(value)}.")
 
 
-def check_dtype(who: str, dtype: Any) -> None:
+def check_dtype(who: str, dtype: object) -> None:
     """Raises DtypeError unless a dtype is one of floating or complex numbers."""
     if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point or dtype.is_complex):
         raise DtypeError(f"{who} needs a floating or complex dtype, got {shown(dtype)}.")

@@ -28,7 +28,7 @@ _Call: TypeAlias = tuple[str, str, Tensor | None, Tensor | None]  # the names of
 class _InFloat64(TorchDispatchMode):
     """Works in float64 whatever the dtype of weights is, and whatever the model casts to."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         written = args[0] if is_writing_operator(func) and args and isinstance(args[0], Tensor) else None
         dtype = written.dtype if written is not None and written.is_floating_point() else torch.float64
 
@@ -213,7 +213,7 @@ def _recorded(model: nn.Module, like: nn.Module, probe: Probe) -> list[_Call]:
     """Returns the calls of layers of a model, those that have none inside in another one like it."""
     calls: list[_Call] = []
 
-    def record(name: str, module: nn.Module, args: Any, kwargs: Any, y: Any) -> None:
+    def record(name: str, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], y: object) -> None:
         parts = [*args, *kwargs.values()], (y if isinstance(y, tuple) else [y])
         x, y = (next((t for t in part if isinstance(t, Tensor)), None) for part in parts)
         calls.append((name, type(module).__name__, x, y))

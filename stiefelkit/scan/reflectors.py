@@ -212,7 +212,7 @@ def one_by_one(steps: Steps, first: Tensor, tau: str) -> tuple[Tensor, Tensor]:
 
 
 class _Scan(Function):
-    """What `reflect` returns; derivatives of the derivative are those of the loop."""
+    """The scan with its first derivative by chunks; derivatives of higher order are those of the loop."""
 
     generate_vmap_rule = False
 

@@ -95,7 +95,7 @@ def _check_description(theirs: dict[str, Any], ours: dict[str, Any], weight: str
             )
 
 
-def _is_same(theirs: Any, ours: Any) -> bool:
+def _is_same(theirs: object, ours: object) -> bool:
     """Returns whether two values are written alike: 1, True and 1.0 are not."""
     try:
         return json.dumps(theirs, sort_keys=True) == json.dumps(ours, sort_keys=True)
@@ -117,7 +117,7 @@ def _is_same_map(theirs: Any, ours: dict[str, Any]) -> bool:
     )
 
 
-def in_words(value: Any, depth: int = 3) -> str:
+def in_words(value: object, depth: int = 3) -> str:
     """Returns a map as "householder, version 1", anything else as Python writes it, in 200 characters at most."""
     if not (isinstance(value, dict) and "class" in value) or not depth:
         return shown(value, 200)
@@ -178,7 +178,7 @@ def check_state(
     return False
 
 
-def _flaw(value: Any) -> str | None:
+def _flaw(value: object) -> str | None:
     """Returns why something is no tensor that one may read entry by entry, in words; None if it is."""
     if not isinstance(value, Tensor):
         return "none" if value is None else type(value).__name__

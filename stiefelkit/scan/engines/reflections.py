@@ -36,7 +36,7 @@ class Steps(NamedTuple):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """How many dimensions stand behind that of heads in each; in outputs as many as in values."""
+        """The number of dimensions behind the one of heads, of each tensor; outputs have as many as values."""
         return 1, 1, 2 if self.q is None else 1, 0, 0
 
 
