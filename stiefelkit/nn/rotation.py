@@ -33,11 +33,9 @@ from stiefelkit.nn.linear import HadamardLinear
 def rotate_(
     rotation: Tensor | None = None,
     *,
-    sites: RotationSites | None = None,
+    sites: RotationSites,
     heads: Tensor | Sequence[Tensor] | None = None,
     online: bool | Mapping[str, Any] = False,
-    readers: Iterable[nn.Module] = (),
-    writers: Iterable[nn.Module] = (),
     check: bool = True,
 ) -> None:
     """Folds a rotation R of features h into the layers around them: what they write and read is R h from then on.
@@ -61,9 +59,6 @@ def rotate_(
             inverse; each becomes a `HadamardLinear`, under the same name, with the key "hadamard" beside its weight,
             which no plain layer loads; `config.stiefelkit_online` is `online` then, if the model has a configuration.
             With options of `hadamard_transform` in the place of True, {"block": 128}, it is made by them.
-        readers: linear layers with n inputs, in the place of `sites`.
-        writers: linear layers with n outputs, or embeddings. Of these layers a model is made that adds up what writers
-            give for readers; what else writes or reads h is not seen, as it is in a model with `sites`.
         check: whether outputs of the model are compared before anything is written: a copy that shares its weights runs
             with the new values, in float64, on tokens, on images and on `sites.inputs`. What writes or reads h and was
             left out is refused by its name. New weights of more than 2^27 entries in all are worked out again in each
@@ -71,23 +66,16 @@ def rotate_(
 
     Layers with hooks, in adapters, or with a forward of their own that does not commute with R are refused.
 
-    >>> first, last = nn.Linear(3, 4), nn.Linear(4, 2)
-    >>> x = torch.randn(5, 3)
-    >>> before = last(first(x))
-    >>> rotate_(torch.eye(4).flip(0), readers=[last], writers=[first])
-    >>> torch.allclose(last(first(x)), before, atol=1e-6)
+    >>> net, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(5, 3)
+    >>> before = net(x)
+    >>> sites = RotationSites(net, {}, [net[0]], readers=[net[1]], inputs={"input": x})
+    >>> rotate_(torch.eye(4).flip(0), sites=sites)
+    >>> torch.allclose(net(x), before, atol=1e-6)
     True
     """
     is_something = rotation is not None or heads is not None or bool(online)
     needs(is_something, OptionError, "rotate_", "a rotation, heads= or online=True beside sites=", "none of them")
     r = None if rotation is None else checked_rotation(rotation, "a rotation")
-    by_hand = [*readers], [*writers]
-    if sites is None and r is not None and any(by_hand) and heads is None and not online:
-        net = _Stream(len(r), *by_hand)
-        x = probes(8, net.source.weight.device)
-        sites = RotationSites(net, {}, [net.source, *by_hand[1]], readers=by_hand[0], inputs={"x": x})
-    elif sites is None or any(by_hand):
-        raise OptionError("rotate_ needs either sites= or a rotation with readers= and writers=, got neither or both.")
     check_sites(sites, "rotate_")
     fold = _Fold(sites, online_options(online))
     if r is not None:
@@ -103,28 +91,6 @@ def rotate_(
     if check:
         fold.prove("rotate_", 0.0 if r is None else orthogonality_error(r).item())
     fold.write(changes)
-
-
-class _Stream(nn.Module):
-    """Layers of one's own as a model: a source and writers are added up, and readers read the sum."""
-
-    def __init__(self, n: int, readers: list[nn.Module], writers: list[nn.Module]):
-        super().__init__()
-        device = next(p.device for layer in [*readers, *writers] for p in layer.parameters())
-        self.source = nn.Linear(8, n, bias=False, device="meta")  # draws nothing
-        self.source.weight = nn.Parameter(probes(n, device).mT.contiguous())
-        self.readers, self.writers = nn.ModuleList(readers), nn.ModuleList(writers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.source(x)
-        for layer in self.writers:
-            w = folding.weight_and_bias_of(layer)[0]
-            rows = probes(w.shape[1], x.device)
-            if isinstance(layer, nn.Embedding):
-                rows = torch.arange(8, device=x.device) % layer.num_embeddings
-            h = h + layer(h if layer in self.readers else rows)
-        read = [layer(h) for layer in self.readers if layer not in self.writers]  # others give what is turned
-        return torch.cat([torch.linalg.vector_norm(h, dim=-1, keepdim=True), *read], -1)
 
 
 @torch.no_grad()

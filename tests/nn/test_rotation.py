@@ -1,7 +1,6 @@
 """Rotations that are folded into the layers around them leave the function as it was."""
 
 import copy
-import itertools
 from typing import Any
 
 import pytest
@@ -33,16 +32,13 @@ class Residual(nn.Module):
         return self.head(self.norm(h))
 
     def rotate(self, r):
-        rotate(r, [self.embedding, *self.down], [*self.up, self.head], model=self)
+        rotate(r, self, [self.embedding, *self.down], [*self.up, self.head])
 
 
-def rotate(r, writers, readers=(), norms=None, model=None):
-    """Folds R into layers of a model, or into loose ones."""
-    norms = norms or {}
-    if model is None and not norms:
-        return sk.nn.rotate_(r, writers=writers, readers=readers)
-    model = model or nn.ModuleList([*writers, *norms, *itertools.chain(*norms.values())])
-    return sk.nn.rotate_(r, sites=sk.nn.RotationSites(model, norms, writers, readers=readers))
+def rotate(r, model, writers, readers=(), norms=None, **inputs):
+    """Folds R into layers of a model."""
+    sites = sk.nn.RotationSites(model, norms or {}, writers, readers=readers, inputs=inputs or None)
+    sk.nn.rotate_(r, sites=sites)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -71,7 +67,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_written():
         (errors.DtypeError, r, [good, sk.orthogonal(nn.Linear(4, 4), "weight")]),
     ):
         with pytest.raises(error):
-            rotate(given, [nn.Linear(2, 4)], readers)
+            net = nn.Sequential(nn.Linear(2, 4), *readers)
+            rotate(given, net, [net[0]], readers)
     assert torch.equal(good.weight, before)
 
 
@@ -112,9 +109,10 @@ def test_layers_and_norms_that_do_more_are_refused_and_nothing_is_written(what):
     norm, layer = (make(*sizes) for make, sizes in zip(MORE[what], ((8,), ()), strict=True))
     nn.init.uniform_(norm.weight, 0.5, 2.0)
     before = copy.deepcopy([norm.state_dict(), layer.state_dict()])
+    net = nn.Sequential(nn.Embedding(5, 8), norm, layer)
     for act in (
         lambda: sk.nn.absorb_norm_(norm, [layer]),
-        lambda: rotate(R, [nn.Embedding(5, 8)], norms={norm: [layer]}),
+        lambda: rotate(R, net, [net[0]], norms={norm: [layer]}),
     ):
         with pytest.raises(errors.OptionError):
             act()
@@ -129,7 +127,7 @@ def test_a_layer_inside_an_adapter_is_refused():
     net: Any = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 5)).requires_grad_(False)
     sk.nn.adapt(net, "1.weight", block_size=4)
     with pytest.raises(errors.OptionError, match="fold"):
-        rotate(R, [net[0]], [net[1].layer], model=net)
+        rotate(R, net, [net[0]], [net[1].layer])
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -165,23 +163,25 @@ def test_norms_in_a_model_are_folded_where_they_are_named_and_refused_where_they
     tokens, norms = torch.arange(6), {net.norm: [net.head]}
     before = net(tokens)
     with pytest.raises(errors.OptionError, match="norm"):
-        rotate(R, [net.embed], [net.head], model=net)
+        rotate(R, net, [net.embed], [net.head])
     assert torch.equal(net(tokens), before)
-    rotate(R, [net.embed], norms=norms, model=net)
+    rotate(R, net, [net.embed], norms=norms)
     assert isinstance(net.norm, nn.RMSNorm)
     assert torch.equal(net.norm.weight, torch.ones(8))
     assert torch.allclose(net(tokens), before, atol=1e-12)
 
 
 def test_a_layer_that_reads_and_writes_gets_both_products_and_one_weight_in_two_roles_becomes_two():
-    layer, reader, writer = (nn.Linear(8, 8).double() for _ in range(3))
+    net, x = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 2)).double(), torch.randn(5, 3)
+    layer: Any = net[1]
     w, b = layer.weight.detach().clone(), layer.bias.detach().clone()
-    rotate(R, [layer], [layer])
+    rotate(R, net, [net[0], layer], [layer, net[2]], input=x)
     torch.testing.assert_close(layer.weight, R @ w @ R.mT)
     torch.testing.assert_close(layer.bias, R @ b)
+    writer, reader = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
     writer.weight = reader.weight
     w = reader.weight.detach().clone()
-    rotate(R, [writer], [reader])
+    rotate(R, nn.Sequential(writer, reader), [writer], [reader], input=torch.randn(5, 8))
     torch.testing.assert_close(writer.weight, R @ w)
     torch.testing.assert_close(reader.weight, w @ R.mT)
 
@@ -206,7 +206,7 @@ def test_a_rotation_that_a_float32_root_scaled_is_taken_as_the_nearest_one(n):
     writer, reader = nn.Linear(4, n, dtype=torch.float64), nn.Linear(n, 3, dtype=torch.float64)
     w = writer.weight.detach().clone()
     with pytest.warns(UserWarning, match="nearest") as shown:
-        rotate(r, [writer], [reader])
+        rotate(r, nn.Sequential(writer, reader), [writer], [reader], input=torch.randn(5, 4))
     assert shown[0].filename == __file__
     exact = sk.init.hadamard(n, random=False) @ w
     assert torch.dist(writer.weight, exact) <= 1e-14 * exact.norm()
