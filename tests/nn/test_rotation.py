@@ -66,8 +66,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_written():
         (errors.ShapeError, r[:, :2], [good]),
         (errors.DtypeError, r, [good, sk.orthogonal(nn.Linear(4, 4), "weight")]),
     ):
+        net = nn.Sequential(nn.Linear(2, 4), *readers)
         with pytest.raises(error):
-            net = nn.Sequential(nn.Linear(2, 4), *readers)
             rotate(given, net, [net[0]], readers)
     assert torch.equal(good.weight, before)
 
