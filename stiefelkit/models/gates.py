@@ -1,6 +1,5 @@
 """torch's gated nets with recurrent blocks that are frames, one for each gate."""
 
-from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -11,7 +10,7 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import OptionError, ShapeError, needs
 from stiefelkit.models.sequence import check_export, draw_, named
 from stiefelkit.nn.recurrent import check_dropout, check_stack, other_choices
-from stiefelkit.nn.torch_rnn import fill_, read
+from stiefelkit.nn.torch_rnn import fill_, options_of
 from stiefelkit.numbers import integer
 from stiefelkit.weights.attach import orthogonal
 
@@ -98,7 +97,7 @@ class FrameGates(nn.Module):
     @classmethod
     def from_torch(
         cls,
-        source: nn.LSTM | nn.GRU | Mapping[str, Tensor],
+        source: nn.LSTM | nn.GRU,
         *,
         init: str | None = "project",
         parametrization: Parametrization = "cayley",
@@ -113,11 +112,11 @@ class FrameGates(nn.Module):
         `OrthogonalRNN.from_torch`.
 
         Args:
-            source: a torch.nn.LSTM or GRU, or its state dict.
+            source: a torch.nn.LSTM or GRU. Load a state dict into one first.
             init: "project" takes the nearest frames; None refuses blocks that are none.
             parametrization: of each block, a registered name or a class.
-            batch_first: another order of dimensions than the source's; a state dict has torch's.
-            dropout: another one; a state dict has none.
+            batch_first: another order of dimensions than the source's.
+            dropout: another one.
             **options: of the parametrization.
 
         >>> net = FrameGates.from_torch(nn.LSTM(3, 8, num_layers=2, bidirectional=True))
@@ -126,13 +125,12 @@ class FrameGates(nn.Module):
         (torch.Size([5, 2, 16]), torch.Size([4, 2, 8]))
         """
         who = f"{cls.__name__}.from_torch"
-        found = read(who, source, init, nn.LSTM, nn.GRU)
         asked = {"batch_first": batch_first, "dropout": dropout}
-        given = found.changed(who, asked, options, "kind", "second_bias")
+        given = options_of(who, source, (nn.LSTM, nn.GRU), init, asked, options, "kind", "second_bias")
         has_bias, place = given.pop("bias"), {key: given.pop(key) for key in ("dtype", "device")}
-        kind = nn.LSTM if found.gates == 4 else nn.GRU
+        kind = nn.LSTM if isinstance(source, nn.LSTM) else nn.GRU
         net = cls(kind, parametrization=parametrization, second_bias=has_bias, **given).to(**place)
-        fill_(who, net, found, init)
+        fill_(who, net, source, init)
         if not has_bias:
             for b in named(net, "bias_ih"):
                 b.requires_grad_(False)

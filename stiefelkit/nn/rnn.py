@@ -1,6 +1,5 @@
 """Recurrent layers whose recurrent matrix is orthogonal or unitary, with the arguments and shapes of torch.nn.RNN."""
 
-from collections.abc import Mapping
 from typing import Any, Self, Unpack
 
 import torch
@@ -10,7 +9,7 @@ from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import ShapeError
 from stiefelkit.functional import product
 from stiefelkit.nn.recurrent import Layers, Recurrent, States, Steps, without_autocast
-from stiefelkit.nn.torch_rnn import fill_, read
+from stiefelkit.nn.torch_rnn import fill_, options_of
 from stiefelkit.scan import find_activation, scan
 
 
@@ -77,7 +76,7 @@ class OrthogonalRNN(_Scanned, Layers):
     @classmethod
     def from_torch(
         cls,
-        source: nn.RNN | Mapping[str, Tensor],
+        source: nn.RNN,
         *,
         init: str | None = "project",
         parametrization: Parametrization | None = "cayley",
@@ -92,12 +91,12 @@ class OrthogonalRNN(_Scanned, Layers):
         are added up. Dtype, device, mode and which weights are trained stay as they are; nothing is shared.
 
         Args:
-            source: a torch.nn.RNN, or its state dict.
+            source: a torch.nn.RNN. Load a state dict into one first.
             init: "project" takes the nearest frame (of the map "margin", the nearest near-frame); None refuses others.
             parametrization: of W, a registered name or a class; None for a free one, which is taken as it is.
-            nonlinearity: another activation than the source's; a state dict has torch's default.
-            batch_first: another order of dimensions; a state dict has torch's.
-            dropout: another one; a state dict has none.
+            nonlinearity: another activation than the source's.
+            batch_first: another order of dimensions.
+            dropout: another one.
             **options: `trainable_h0`, `backend`, and options of the parametrization.
 
         >>> rnn = OrthogonalRNN.from_torch(nn.RNN(3, 8, num_layers=2, bidirectional=True))
@@ -105,11 +104,10 @@ class OrthogonalRNN(_Scanned, Layers):
         torch.Size([5, 2, 16])
         """
         who = f"{cls.__name__}.from_torch"
-        torch_rnn = read(who, source, init, nn.RNN)
         asked = {"nonlinearity": nonlinearity, "batch_first": batch_first, "dropout": dropout}
-        options = torch_rnn.changed(who, asked, options, "activation", "field")
+        options = options_of(who, source, (nn.RNN,), init, asked, options, "activation", "field")
         rnn = cls(parametrization=parametrization, **options)
-        fill_(who, rnn, torch_rnn, init)
+        fill_(who, rnn, source, init)
         return rnn
 
 
