@@ -2,22 +2,19 @@
 
 import itertools
 import math
-from typing import Any, ClassVar, NamedTuple, Self, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stiefelkit.errors import OptionError, ShapeError, UnknownNameError, did_you_mean, needs, shown
-from stiefelkit.functional import product, unpack_trapezoid
+from stiefelkit.functional import product
 from stiefelkit.nn.recurrent import GRULayers, States, Steps, require_options, without_autocast
-from stiefelkit.nn.rnn import OrthogonalRNN
 from stiefelkit.nn.rotation_rnn import RotationBlock, decay_range
 from stiefelkit.numbers import FLAG, integer, optional
-from stiefelkit.parametrizations.householder import Householder
 from stiefelkit.scan import reflectors
 from stiefelkit.tensors import coordinate_dtype
-from stiefelkit.weights.find import coordinate_list_of
 
 
 class Stream(NamedTuple):
@@ -247,61 +244,6 @@ class ReflectorRNN(GRULayers):
         widths = [self._read("weight_ih", s).shape[1] for s in self._suffixes]
         inputs = [] if self.conv is None else [like.new_zeros(len(x), self.conv - 1, width) for width in widths]
         return Stream([h.unflatten(-1, self._state).double() for h in firsts], inputs)
-
-    @classmethod
-    def from_householder(cls, rnn: OrthogonalRNN, **options: Any) -> Self:
-        """Returns the layer that does what a linear `OrthogonalRNN` does whose W is a product of reflections.
-
-        Keys are the reflections of W, last one first, behind one for each sign of its diagonal, as biases, so that they
-        are the same for all inputs: oRNN's transition. Trained on, they become functions of the input.
-
-        Args:
-            rnn: a layer with the parametrization "householder", real, with activation="identity", or "modrelu" without
-                a bias. Dtype, device and the order of dimensions are its own; nothing is shared.
-            **options: others of the layer, as `conv=`.
-
-        >>> rnn = OrthogonalRNN(3, 8, parametrization="householder", activation="identity")
-        >>> x = torch.randn(5, 2, 3)
-        >>> torch.allclose(ReflectorRNN.from_householder(rnn)(x)[0], rnn(x)[0], atol=1e-5)
-        True
-        """
-        who = f"{cls.__name__}.from_householder"
-        needs(isinstance(rnn, OrthogonalRNN), OptionError, who, "an sk.nn.OrthogonalRNN", type(rnn).__name__)
-        is_linear = rnn.activation == "identity" or (rnn.activation == "modrelu" and not rnn.has_bias)
-        remedy = f"{rnn.activation}; a linear recurrence has no activation between steps"
-        needs(is_linear, OptionError, who, 'activation="identity"', remedy)
-        keys = [_reflectors(who, rnn, suffix) for suffix in rnn._suffixes]
-        m = max(1, *map(len, keys))
-        shared = {"num_layers": rnn.num_layers, "batch_first": rnn.batch_first, "dropout": rnn.dropout}
-        shared |= {"bidirectional": rnn.bidirectional, "trainable_h0": rnn.trainable_h0, "reflections": m}
-        shared |= {"device": keys[0].device, "dtype": rnn._dtypes()[0], "bias": True, "additive": True, "heads": 1}
-        words = f"no option that the layer says: {', '.join(shared)}"
-        needs(shared.keys().isdisjoint(options), OptionError, who, words, options)
-        layer = cls(rnn.input_size, rnn.hidden_size, **shared, **options)
-        layer.train(rnn.training)
-        with torch.no_grad():
-            for suffix, vectors in zip(rnn._suffixes, keys, strict=True):
-                u, bias = layer._read("weight_ih", suffix), layer._read("bias", suffix)
-                u.zero_()
-                u[-rnn.hidden_size :] = rnn._read("weight_ih", suffix)
-                bias[: vectors.numel()] = vectors.flatten().to(bias.dtype)
-                if rnn.has_bias:
-                    bias[-rnn.hidden_size :] = rnn._read("bias", suffix)
-                if rnn.trainable_h0:
-                    layer._read("h0", suffix).copy_(rnn._read("h0", suffix))
-        return layer
-
-
-def _reflectors(who: str, rnn: OrthogonalRNN, suffix: str) -> Tensor:
-    """Returns the vectors of the reflections of W, in the order in which they meet a state, (k, n), in float64."""
-    held = coordinate_list_of(rnn, f"weight_hh{suffix}")
-    if held is None or not isinstance(param := held.param, Householder) or param.is_complex:
-        got = "another one" if held is None else held.param.title
-        raise OptionError(f'{who} needs a real W of the parametrization "householder" alone, got {got}.')
-    n = rnn.hidden_size
-    u = unpack_trapezoid(held.coordinates["reflectors"].detach().double(), n, param.reflections, False)
-    axes = torch.eye(n, dtype=u.dtype, device=u.device)[param.signs < 0]
-    return torch.cat([axes, u.mT.flip(0)])
 
 
 class ReflectorBlock(RotationBlock):

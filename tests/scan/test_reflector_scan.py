@@ -248,22 +248,6 @@ def test_bad_input_is_refused_by_name(changes, error, word):
         run(**given | changes)
 
 
-@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "trainable_h0": True, "reflections": 3}])
-def test_a_layer_of_constant_keys_is_a_trained_linear_rnn_of_householder(options):
-    own = {key: options.pop(key) for key in ["reflections"] if key in options}
-    rnn: Any = nn.OrthogonalRNN(
-        3, 8, 2, parametrization="householder", activation="identity", **options, **own, dtype=F64
-    )
-    with torch.no_grad():
-        torch.nn.init.normal_(rnn.bias_l0)
-    x = torch.randn(30, 2, 3, dtype=F64)
-    torch.testing.assert_close(nn.ReflectorRNN.from_householder(rnn)(x), rnn(x))
-    others: list[Any] = [{"activation": "tanh"}, {"activation": "identity", "parametrization": "cayley"}]
-    for other in others:
-        with pytest.raises(errors.OptionError, match="from_householder"):
-            nn.ReflectorRNN.from_householder(nn.OrthogonalRNN(3, 8, **{"parametrization": "householder"} | other))
-
-
 @pytest.mark.parametrize("options", [{"tau": "gated", "conv": 4, "columns": 2}, {"tau": "free", "decay": (0.9, 0.99)}])
 def test_a_stream_of_steps_is_the_sequence(options):
     rnn = nn.ReflectorRNN(3, 8, 2, **options)
