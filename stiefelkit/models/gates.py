@@ -181,6 +181,5 @@ class FrameGates(nn.Module):
         return given
 
     def extra_repr(self) -> str:
-        """Sizes and choices."""
         text = f"{self.input_size}, {self.hidden_size}, batch_first={self.batch_first}"
         return text + other_choices(self, num_layers=1, dropout=0, bidirectional=False, second_bias=False)

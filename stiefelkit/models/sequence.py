@@ -80,7 +80,6 @@ class SequenceModel(nn.Module):
         return self.output(states)
 
     def extra_repr(self) -> str:
-        """Returns which dimension is which."""
         return "(batch, time, features)"
 
 

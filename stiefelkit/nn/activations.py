@@ -38,5 +38,4 @@ class ModReLU(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
 
     def forward(self, z: Tensor) -> Tensor:
-        """Applies the activation."""
         return modrelu(z, self.bias, self.epsilon)

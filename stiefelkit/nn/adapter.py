@@ -273,7 +273,6 @@ class Adapter(Replacement):
         needs(found is None, OptionError, type(self).__name__, "a layer of one weight and a bias, W x + b", found)
 
     def extra_repr(self) -> str:
-        """Returns the name, and what the adapter does at present."""
         return f"name={self.name!r}, is_merged={self.merged is not None}, is_on={self.is_on}"
 
 
@@ -356,7 +355,6 @@ class OrthogonalAdapter(Adapter):
         self.layer.requires_grad_(False)
 
     def changed(self, w: Tensor) -> Tensor:
-        """Returns :math:`W R` or :math:`R W`."""
         r, (inputs, outputs) = self.rotation.matrix.to(w.dtype), self._layout.axes
         if self.side == "in":
             return along(lambda rows: rows @ r, w, inputs - w.dim())
@@ -366,7 +364,6 @@ class OrthogonalAdapter(Adapter):
         return (r @ first.flatten(1)).view(first.shape).movedim(0, outputs)
 
     def unmerged(self, x: Tensor, *args: object, **options: object) -> Tensor:
-        """Calls the layer on R x, or turns what it gives."""
         dim = self._layout.dim
         if self.side == "in":
             return self.layer(along(self.rotation, x, dim), *args, **options)
@@ -386,7 +383,6 @@ class OrthogonalAdapter(Adapter):
         return along(self.rotation, y - b, dim) + b
 
     def extra_repr(self) -> str:
-        """Returns the side, the name, and what the adapter does at present."""
         return f"side={self.side!r}, {super().extra_repr()}"
 
 

@@ -53,13 +53,11 @@ class TrainedCopy(Replacement):
         needs(len(names) < 2, OptionError, "modules_to_save", "one copy of a module that is on", got)
 
     def forward(self, *args: object, **options: object) -> Any:
-        """Calls the copy, or the module if it is off."""
         self.check_recomputed()
         self.check_alone()
         return self.active(*args, **options)
 
     def folded(self) -> nn.Module:
-        """Returns the module that is called."""
         self.check_alone()
         return self.active.folded() if isinstance(self.active, Replacement) else self.active
 

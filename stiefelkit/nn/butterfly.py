@@ -26,7 +26,6 @@ class Butterfly(Rotation):
 
     @property
     def matrix(self) -> Tensor:
-        """R."""
         w = self.weight
         return self._turned(torch.eye(w.shape[1] * w.shape[2], dtype=w.dtype, device=w.device)).mT
 
@@ -90,13 +89,11 @@ class ButterflyAdapter(OrthogonalAdapter):
         self.scale = nn.Parameter(torch.ones(self.out_features, **self.factory)) if scaled else None
 
     def changed(self, w: Tensor) -> Tensor:
-        """Returns :math:`diag(s) W R`."""
         w, s = super().changed(w), self.scale
         axis = self._layout.axes[1] - w.dim()
         return w if s is None else w * s.to(w.dtype).view(-1, *[1] * (-1 - axis))
 
     def unmerged(self, x: Tensor, *args: object, **options: object) -> Tensor:
-        """Calls the layer on R x, and scales what it gives but for its bias."""
         y, b = super().unmerged(x, *args, **options), self.bias
         if self.scale is None:
             return y

@@ -106,7 +106,6 @@ class _CayleyConv(CoordinateParameters):
         return baked
 
     def forward(self, input: Tensor) -> Tensor:
-        """Applies the layer; see the class."""
         name, image = type(self).__name__, ", ".join("HW"[-self.dims :])
         if is_exported():
             kernel = f"a kernel for images of one size, got {name}; put layer.baked({image}) in its place"
@@ -132,7 +131,6 @@ class _CayleyConv(CoordinateParameters):
         return out if images is input else out[0]
 
     def extra_repr(self) -> str:
-        """Returns the arguments."""
         more = (f", groups={self.groups}" if self.groups > 1 else "") + (", bias=False" if self.bias is None else "")
         return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}{more}"
 

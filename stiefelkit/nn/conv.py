@@ -103,7 +103,6 @@ class Convolution(TorchConvolution):
         return (rows <= columns and not any(padding)) or (rows >= columns and keeps_outputs)
 
     def extra_repr(self) -> str:
-        """Returns torch's, and whether a transposed layer is circular."""
         return super().extra_repr() + (", circular" if self.transposed and self.is_circular else "")
 
 
@@ -132,7 +131,6 @@ class _Forward(Convolution):
         self._keep_orthogonal(parametrization, init, options)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Applies the layer; see the class."""
         image = input.shape[-self.dims :]
         if self.is_circular:
             if any(n % step for n, step in zip(image, self.stride, strict=False)):

@@ -61,7 +61,6 @@ class OrthogonalLinear(nn.Linear):
         attach.orthogonal(self, "weight", parametrization, init=init, **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Applies the layer; see the class."""
         coordinate_list = coordinate_list_of(self, "weight")
         if coordinate_list is None or len(coordinate_list) > 1 or is_cached() or isinstance(x, torch.fx.Proxy):
             return F.linear(x, self.weight, self.bias)
@@ -117,7 +116,6 @@ class HadamardLinear(nn.Module):
     bias = property(lambda self: self.linear.bias, doc="b, or None.")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Applies the layer."""
         got = "HadamardLinear; a Linear with the weight hadamard_transform(layer.weight) does the same"
         needs(not is_exported(), OptionError, "torch.onnx.export", "operators that ONNX has", got)
         return self.linear(hadamard_transform(x, **self.options))

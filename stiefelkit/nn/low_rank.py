@@ -38,12 +38,10 @@ class _LowRank(Adapter):
         """Returns the matrix of outputs by inputs that is added to the weight."""
 
     def changed(self, w: Tensor) -> Tensor:
-        """Returns the weight and what is added to it."""
         d = self.difference(w.dtype)
         return w + (d if self._layout.axes == Layout().axes else d.mT)
 
     def unmerged(self, x: Tensor, *args: object, **options: object) -> Tensor:
-        """Adds to what the layer gives."""
         y = self.layer(x, *args, **options)
         return y + self.added(x).to(y.dtype)
 
@@ -107,13 +105,11 @@ class PrincipalAdapter(_LowRank):
         self.layer.requires_grad_(False)
 
     def added(self, x: Tensor) -> Tensor:
-        """Returns :math:`U (diag(a) R diag(b) - I) S V^T x`, which is zero at first, to the bit."""
         z = F.linear(x.to(self.right.dtype), self.right)
         y = self.rotation(z if self.before is None else self.before * z)
         return F.linear((y if self.after is None else self.after * y) - z, self.left)
 
     def difference(self, dtype: torch.dtype) -> Tensor:
-        """Returns :math:`U (diag(a) R diag(b) - I) S V^T`."""
         r = self.rotation.matrix.to(dtype)
         if self.before is not None and self.after is not None:
             r = self.after.to(dtype)[:, None] * r * self.before.to(dtype)
@@ -159,10 +155,8 @@ class LowRankAdapter(_LowRank):
         self.layer.requires_grad_(False)
 
     def added(self, x: Tensor) -> Tensor:
-        """Returns :math:`U diag(s) V^T x`."""
         u, v = self.left.weight, self.right.weight
         return F.linear(self.spectrum * F.linear(x.to(v.dtype), v.mT), u)
 
     def difference(self, dtype: torch.dtype) -> Tensor:
-        """Returns :math:`U diag(s) V^T`."""
         return (self.left.weight.to(dtype) * self.spectrum.to(dtype)) @ self.right.weight.to(dtype).mT

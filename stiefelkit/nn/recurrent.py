@@ -314,7 +314,6 @@ class Recurrent(CoordinateParameters):
             raise ShapeError(f"{self._name} needs an input of width {self.input_size}, got {x.shape[-1]}.")
 
     def extra_repr(self) -> str:
-        """Sizes and choices."""
         text = f"{self.input_size}, {self.hidden_size}, field={self.field!r}, activation={self.activation!r}"
         if self.batch_first is not None:
             text += f", batch_first={self.batch_first}"

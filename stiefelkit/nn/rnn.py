@@ -152,7 +152,6 @@ class OrthogonalRNNCell(_Scanned):
     """
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Returns the next state."""
         self._check_input(input)
         if hx is not None:
             self._check_input(hx, "an hx")
