@@ -1,4 +1,4 @@
-"""Folders of data that tests make: speech of many speakers, TIMIT's layout, a text, a table, a tone."""
+"""Folders of data that tests make: speech of many speakers, TIMIT's layout, a text, a tone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,21 +64,9 @@ def text(path: Path, lines: int = 200) -> Path:
     return path
 
 
-def table(path: Path, count: int = 120) -> Path:
-    """Writes `count` series of 8 rows, and words that say which of both features is larger on the whole."""
-    source = np.random.default_rng(seeds.seed(17))
-    x = source.normal(size=(count, 8, 2))
-    words = np.where(x[..., 0].sum(1) > x[..., 1].sum(1), "first", "second").repeat(8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = zip(np.arange(count).repeat(8), *x.reshape(-1, 2).T, words, strict=True)
-    path.write_text("\n".join(["series,a,b,larger", *(",".join(map(str, row)) for row in rows)]))
-    return path
-
-
 def every(root: Path) -> Path:
     """Writes the data of every task that reads some."""
     speech(root / "speech")
     text(root / "chars" / "words.txt", 700)
-    table(root / "table" / "sequences.csv")
     write(root / "waveform" / "tone.wav", 0.5 * np.sin(np.arange(4000) ** 1.2 / 9))
     return root

@@ -36,8 +36,6 @@ TASKS: list[tuple[str, dict[str, Any]]] = [
     ("speech", {"validation_speakers": 2, "train_size": 60, "standardized": False}),
     ("chars", {"T": 20}),
     ("chars", {"reset": "line", "ahead": 5, "train_size": 100}),
-    ("table", {"series": "series"}),
-    ("table", {"series": "series", "train_size": 60}),
     ("words", {"group": "S3", "T": 5, "test_T": 17, "train_size": 60, "test_size": 40}),
     ("words", {"T": 9, "rise": 3, "test_T": 40, "train_size": 60, "test_size": 20, "fresh": False}),
 ]
@@ -171,7 +169,6 @@ def test_digits_are_split_evenly_over_the_classes_and_permuted_ones_have_the_sam
         ("chars", {"reset": "never"}),
         ("waveform", {"start": -0.5}),
         ("speech", {"validation_speakers": 0}),
-        ("table", {"kind": "regresion"}),
         ("words", {"group": "A6"}),
     ],
 )
@@ -191,7 +188,7 @@ def test_a_recipes_options_are_those_of_the_models_own_parametrization() -> None
 
 @pytest.mark.parametrize("name", tasks.names())
 def test_every_recipe_is_a_config_whose_model_can_be_built(name: str) -> None:
-    task = create(name, {"series": "series"} if name == "table" else {})
+    task = create(name)
     for model in task.recipes:
         config = Config.resolve(task, model)
         optimizer = config.build_optimizer(config.build_model())

@@ -34,7 +34,6 @@ tasks = Registry(
         "mnist": "stiefelkit.training.tasks.mnist:Mnist",
         "pmnist": "stiefelkit.training.tasks.mnist:PermutedMnist",
         "speech": "stiefelkit.training.tasks.speech:Speech",
-        "table": "stiefelkit.training.tasks.table:Table",
         "waveform": "stiefelkit.training.tasks.waveform:Waveform",
         "words": "stiefelkit.training.tasks.words:Words",
     },

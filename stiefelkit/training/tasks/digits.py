@@ -44,7 +44,7 @@ class DigitTask(Task):
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns a slice of the epoch's own shuffle, which is drawn from (seed, epoch)."""
-        order = self._visited(step, batch_size, seed, data.device())
+        order = self.visited(step, batch_size, seed, data.device())
         images, labels = self._images()["train"]
         return self._read(self._moved(images[order], step, seed)), labels[order]
 

@@ -202,7 +202,7 @@ class Task(ABC):
         """Returns the outputs that the loss scores: (B, output_size) if `last_only`, else (B, T, output_size)."""
         return model(x, last_only=True) if self.last_only else model(x)
 
-    def _visited(self, step: int, batch_size: int, seed: int, device: str = "cpu") -> Tensor:
+    def visited(self, step: int, batch_size: int, seed: int, device: str = "cpu") -> Tensor:
         """Returns which training examples a batch has, by the epoch's own shuffle, drawn from (seed, epoch)."""
         epoch, k = divmod(step, self.batches_per_epoch(batch_size))
         return shuffle(self.sequences, seed, epoch, device)[k * batch_size : (k + 1) * batch_size]
@@ -212,25 +212,8 @@ class Task(ABC):
         return self.recipes.get(model, Recipe())
 
 
-class Sequences(ABC):
-    """The sequences of a part of some data."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns x and y of some of them."""
-
-    def all(self) -> tuple[Tensor, Tensor]:
-        """Returns x and y of all, in order."""
-        import torch
-
-        return self.read(torch.arange(len(self), device="cpu"))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pieces(Sequences):
+class Pieces:
     """Pieces of some length each, of which a model reads all but the last `ahead` steps and predicts all but the first.
 
     Batches are padded behind the end of a piece, x and y with a `filling` each.
@@ -251,6 +234,12 @@ class Pieces(Sequences):
         x = pad_sequence([piece[: -self.ahead] for piece in chosen], batch_first=True, padding_value=of_x)
         return x, pad_sequence([piece[self.ahead :] for piece in chosen], batch_first=True, padding_value=of_y)
 
+    def all(self) -> tuple[Tensor, Tensor]:
+        """Returns x and y of all pieces, in order."""
+        import torch
+
+        return self.read(torch.arange(len(self), device="cpu"))
+
 
 class Parted(Task):
     """A task on the user's data, cut into sequences of three parts: "train", "valid" and "test"."""
@@ -258,7 +247,7 @@ class Parted(Task):
     train_size: int | None
 
     @abstractmethod
-    def _split(self, name: str) -> Sequences:
+    def _split(self, name: str) -> Pieces:
         """Returns the sequences of a part."""
 
     @property
@@ -271,7 +260,7 @@ class Parted(Task):
         train = self._split("train")
         words = f"train_size <= {len(train)}, the sequences that there are"
         needs(self.sequences <= len(train), OptionError, type(self).__name__, words, self.sequences)
-        return train.read(self._visited(step, batch_size, seed))
+        return train.read(self.visited(step, batch_size, seed))
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Returns the sequences of the test part, in order."""
