@@ -75,12 +75,10 @@ class Chars(Parted):
 
     @property
     def input_size(self) -> int:
-        """Number of characters that the training part has."""
         return len(self._text().alphabet)
 
     @property
     def output_size(self) -> int:
-        """The number of inputs, too."""
         return self.input_size
 
     @property
@@ -99,7 +97,6 @@ class Chars(Parted):
         return cut(self._text(), name, self.T, self.ahead)
 
     def data_digest(self) -> str:
-        """Returns that of the three parts of the text."""
         return self._text().digest
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
@@ -107,7 +104,6 @@ class Chars(Parted):
         return cross_entropy(output, y) / math.log(2)
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, tuple[float, float]]:
-        """Returns sums over targets, and how many there are."""
         count = int((y >= 0).sum())
         scores = {"loss": self.loss(output, y), "accuracy": self.accuracy(output, y)}
         return {key: (float(score) * count if count else 0.0, count) for key, score in scores.items()}

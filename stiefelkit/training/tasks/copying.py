@@ -60,7 +60,6 @@ class Copying(Drawn):
         return {"loss": SYMBOLS * math.log(8) / (self.T + 2 * SYMBOLS), "accuracy": 1 / 8}
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Returns the cross-entropy, mean over batch and steps."""
         return cross_entropy(output, y)
 
     def accuracy(self, output: Tensor, y: Tensor) -> Tensor:

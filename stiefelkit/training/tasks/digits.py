@@ -35,7 +35,6 @@ class DigitTask(Task):
         """Returns images and labels to train on, of a validation part if there is one, and of the test, in memory."""
 
     def _read(self, images: Tensor) -> Tensor:
-        """Returns the sequences of some images."""
         return images
 
     def _moved(self, images: Tensor, step: int, seed: int) -> Tensor:
@@ -49,7 +48,6 @@ class DigitTask(Task):
         return self._read(self._moved(images[order], step, seed)), labels[order]
 
     def held_out(self) -> tuple[Tensor, Tensor]:
-        """Returns the test images."""
         images, labels = self._images()["test"]
         return self._read(images), labels
 
@@ -59,7 +57,6 @@ class DigitTask(Task):
         return {"loss": math.log(10), "accuracy": 1 / 10}
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Returns the cross-entropy of the last output."""
         return cross_entropy(output, y)
 
 

@@ -73,7 +73,6 @@ class Mnist(DigitTask):
         return _shifted(images, self.shifts, generator(seed, step, SHIFTS)) if self.shifts else images
 
     def validation(self) -> tuple[Tensor, Tensor]:
-        """Returns the 5,000 images that are set apart of the training files."""
         images, labels = self._images()["valid"]
         return self._read(images), labels
 

@@ -83,12 +83,10 @@ class Speech(Parted):
 
     @property
     def baseline(self) -> dict[str, float]:
-        """The scores of the best straight line from each bin of the last frame."""
         total, real = line_errors(self._split("train"), self._split("test"))
         return {"loss": total / (real * BINS), "padded": total / (len(self._split("test")) * self._longest() * BINS)}
 
     def data_digest(self) -> str:
-        """Returns that of the recordings of all splits."""
         return data.digest(path.read_bytes() for part in self._corpus().values() for path in part.paths)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
@@ -97,14 +95,12 @@ class Speech(Parted):
         return total / real
 
     def answer(self, model: nn.Module, x: Tensor) -> Tensor:
-        """Returns predicted levels in decibels."""
         if not self.standardized:
             return model(x)
         mean, deviation = (scale.to(x.device) for scale in scales(self._split("train")))
         return model((x - mean) / deviation) * deviation + mean
 
     def trimmed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns recordings without the padding behind the longest of them."""
         longest = int(y[..., 0].isfinite().sum(dim=1).max())
         return x[:, :longest], y[:, :longest]
 

@@ -227,7 +227,6 @@ class Pieces:
         return len(self.pieces)
 
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns x and y of some pieces."""
         from torch.nn.utils.rnn import pad_sequence
 
         chosen, (of_x, of_y) = [self.pieces[i] for i in rows.tolist()], self.filling
@@ -252,22 +251,18 @@ class Parted(Task):
 
     @property
     def sequences(self) -> int:
-        """Number of training sequences."""
         return len(self._split("train")) if self.train_size is None else self.train_size
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Returns some sequences of the epoch's own shuffle, which is drawn from (seed, epoch)."""
         train = self._split("train")
         words = f"train_size <= {len(train)}, the sequences that there are"
         needs(self.sequences <= len(train), OptionError, type(self).__name__, words, self.sequences)
         return train.read(self.visited(step, batch_size, seed))
 
     def held_out(self) -> tuple[Tensor, Tensor]:
-        """Returns the sequences of the test part, in order."""
         return self._split("test").all()
 
     def validation(self) -> tuple[Tensor, Tensor]:
-        """Returns those of the validation part."""
         return self._split("valid").all()
 
 
@@ -294,7 +289,6 @@ class Drawn(Task):
         return self.made(*(part.to(data.device()) for part in drawn))
 
     def held_out(self) -> tuple[Tensor, Tensor]:
-        """Returns the test sequences, from a stream of their own."""
         return self.made(*_test_set(self, data.device()))
 
 

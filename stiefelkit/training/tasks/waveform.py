@@ -64,19 +64,16 @@ class Waveform(Task):
         return {"loss": 1.0}
 
     def batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Returns the one sequence."""
         self.batches_per_epoch(batch_size)
         return self.held_out()
 
     def held_out(self) -> tuple[Tensor, Tensor]:
-        """Returns the one sequence."""
         import torch
 
         y = _excerpt(data.folder(self.name), self.file, self.start, self.excerpt, self.T)
         return torch.ones(1, self.T, 1, device="cpu"), y
 
     def data_digest(self) -> str:
-        """Returns that of the recording."""
         return data.digest([_recording(data.folder(self.name), self.file).read_bytes()])
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:

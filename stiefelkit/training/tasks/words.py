@@ -75,14 +75,12 @@ class Words(Drawn):
 
     @property
     def input_size(self) -> int:
-        """The order of the group."""
         return len(products(self.group))
 
     output_size: ClassVar[property] = input_size
 
     @property
     def baseline(self) -> dict[str, float]:
-        """Uniform guesses."""
         chance = 1 / self.input_size
         ends = [*(2**k for k in range(4, self.test_T.bit_length()) if 2**k < self.test_T), self.test_T]
         return {"loss": -math.log(chance), "accuracy": chance} | {f"accuracy_at_{end}": chance for end in ends}
@@ -92,7 +90,6 @@ class Words(Drawn):
         return cross_entropy(output, y, smoothing=0.1)
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, tuple[float, float]]:
-        """Returns what a part of the held-out set adds to each score."""
         found, right = super().totals(output, y), (output.argmax(-1) == y).double().sum(0)
         ends = {key: int(key.rpartition("_")[2]) for key in [*self.baseline][2:]}
         return found | {key: (float(right[end * 7 // 8 : end].mean()), len(y)) for key, end in ends.items()}
@@ -104,7 +101,6 @@ class Words(Drawn):
         return x[:, :length], y[:, :length]
 
     def held_out(self) -> tuple[Tensor, Tensor]:
-        """Returns the test sequences, which are as long as `test_T` says."""
         return super(Words, replace(self, T=self.test_T)).held_out()
 
     def draw(self, count: int, source: Generator) -> tuple[Tensor]:
