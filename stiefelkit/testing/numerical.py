@@ -140,18 +140,17 @@ def law_gradients(case: Case) -> None:
 
 
 def law_second_derivatives(case: Case) -> None:
-    """Second derivatives equal finite differences of the first, or raise; they are never silently wrong."""
+    """Second derivatives, by coordinates and by dL/dW, equal finite differences of the first, or raise."""
     param, coordinates = case.random(1.0)
     fn, leaves = of_free(param, coordinates)
-    g = case.normal(13)
 
-    def gradient(*leaves: Tensor) -> Tensors:
+    def gradient(*given: Tensor) -> Tensors:
         with torch.enable_grad():
-            leaves = tuple(x if x.requires_grad else x.requires_grad_() for x in leaves)
+            *leaves, g = (x if x.requires_grad else x.requires_grad_() for x in given)
             return torch.autograd.grad(fn(*leaves), leaves, g, create_graph=True)
 
     if param.traits.twice_differentiable:
-        return require_derivatives(gradient, leaves)
+        return require_derivatives(gradient, (*leaves, case.normal(13).requires_grad_()))
     first = torch.autograd.grad(fn(*leaves).abs().square().sum(), leaves, create_graph=True)
     total = torch.stack([f.square().sum() for f in first]).sum()
     require_refused(RuntimeError, lambda: torch.autograd.grad(total, leaves), "a second derivative that it lacks")
@@ -378,7 +377,7 @@ def require_derivatives(fn: Callable[..., Tensors], leaves: Tensors) -> None:
             with torch.no_grad():
                 return _inner(gs, fn(*(c + step * d for c, d in zip(leaves, along, strict=True))))
 
-        grads = torch.autograd.grad(ys, leaves, gs)
+        grads = torch.autograd.grad(ys, leaves, gs, materialize_grads=True)
         ours = _inner(grads, along)
         size = sum((a.norm() * d.norm()).item() for a, d in zip(grads, along, strict=True))
         difference = (value(1e-5) - value(-1e-5)) / 2e-5
