@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.storages import RDBStorage
 from optuna.trial import BaseTrial, FixedTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -28,7 +29,6 @@ from stiefelkit.training.train import resume, train
 
 SUBJECT = "A sweep"
 SETTINGS = {item.name for item in dataclasses.fields(Settings)}
-TABLES = {item.name for item in dataclasses.fields(Settings) if item.default_factory is dict}
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -45,7 +45,7 @@ class Sweep:
         )
         self.vary: dict[str, Any] = {}
         for key, values in self.fixed.pop("vary", {}).items():
-            is_table = key in TABLES and isinstance(values, dict)
+            is_table = isinstance(values, dict) and "low" not in values
             self.vary |= {f"{key}.{entry}": each for entry, each in values.items()} if is_table else {key: values}
         first: dict[str, Any] = {}
         for key, values in self.vary.items():
@@ -74,22 +74,6 @@ class Sweep:
         return Config.resolve(create(task, options), model, Settings(**settings))
 
 
-class Reporting(Terminal):
-    """Shows a run, and tells its trial the scores to choose by; the pruner may end it."""
-
-    def __init__(self, trial: Trial, kind: str, headline: str):
-        super().__init__()
-        self._trial, self._kind, self._headline = trial, kind, headline
-
-    def record(self, record: Mapping[str, Any]) -> None:
-        """Shows a line of the log; raises TrialPruned after an evaluation that is far behind those of other trials."""
-        super().record(record)
-        if record["kind"] == self._kind:
-            self._trial.report(record[self._headline], record["step"])
-            if self._trial.should_prune():
-                raise optuna.TrialPruned
-
-
 def load_study(sweep: Sweep, name: str, out: Path, storage: str) -> optuna.Study:
     """Returns the study of this name on a storage, begun or loaded, with the combinations of a grid in its queue."""
     with reachable(SUBJECT, out):
@@ -100,9 +84,7 @@ def load_study(sweep: Sweep, name: str, out: Path, storage: str) -> optuna.Study
     retry = optuna.storages.RetryHeartbeatStaleTrialCallback()
     try:
         study = optuna.create_study(
-            storage=optuna.storages.RDBStorage(
-                storage, heartbeat_interval=5, grace_period=20, heartbeat_stale_trial_callback=retry
-            ),
+            storage=RDBStorage(storage, heartbeat_interval=10, heartbeat_stale_trial_callback=retry),
             study_name=name,
             pruner=optuna.pruners.NopPruner() if sweep.grid else optuna.pruners.MedianPruner(),
             direction="maximize" if sweep.headline == "accuracy" else "minimize",
@@ -132,10 +114,18 @@ def run_trials(sweep: Sweep, study: optuna.Study, out: Path, most: int | None) -
         try:
             config, path = sweep.config(chosen), out / name
             kind = "test" if config.build_task().validation() is None else "validation"
-            display = Reporting(trial, kind, sweep.headline)
+
+            class Reporting(Terminal):
+                def record(self, record: Mapping[str, Any]) -> None:
+                    super().record(record)
+                    if record["kind"] == kind:
+                        trial.report(record[sweep.headline], record["step"])
+                        if trial.should_prune():
+                            raise optuna.TrialPruned
+
             with reachable(SUBJECT, path):
                 refuse_links(path, out)
-            outcome = resume(path, config, display) if is_run(path) else train(config, path, display)
+            outcome = resume(path, config, Reporting()) if is_run(path) else train(config, path, Reporting())
             if outcome.signal is not None:
                 raise KeyboardInterrupt(outcome.signal)
         except (DivergedError, OptimizerError, OptionError) as error:
