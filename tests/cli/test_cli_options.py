@@ -66,6 +66,10 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe(config
     assert found["optimizer_options"] == {"nesterov": True, "momentum": 0.5}
     assert found["optimizers"] == {"phase": {"optimizer": "adam", "betas": [0.8, 0.9]}}
     assert found["task_options"] == {"T": 3, "train_size": 30, "test_size": 20, "fresh": False, "at_marker": False}
+    words = "train copying --config my.toml --steps 2 --out other --optimizers.skew"
+    assert main([*words.split(), "rmsprop lr=1e-3"]) == 0
+    assert config("other")["rates"] == {"phase": 3}
+    assert config("other")["optimizers"]["skew"]["lr"] == 1e-3
 
 
 def test_a_list_in_a_file_is_the_words_with_commas_of_the_command_line() -> None:

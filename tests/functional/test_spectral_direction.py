@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stiefelkit import init
+from stiefelkit import errors, init
 from stiefelkit.functional import msign, polar_increment, spectral_direction, tangent_part
 from stiefelkit.functional._stiefel.spectral import split
 from stiefelkit.testing.seeds import generator
@@ -76,6 +76,14 @@ def test_many_iterations_prove_the_best_whatever_the_size_of_the_gradient(shape,
     assert torch.allclose(multiplier, torch.zeros_like(multiplier))
     a, multiplier = spectral_direction(w, g + 3 * w, iterations=100)
     assert certified_gap(w, g + 3 * w, a, multiplier) <= 1e-6
+
+
+@pytest.mark.parametrize(("rows", "columns", "iterations"), [(3, 5, 10), (5, 2, 10), (5, 3, 0)])
+def test_what_makes_no_sense_is_refused(rows, columns, iterations):
+    w, _ = problem(max(rows, columns), 3, torch.float64)
+    g = torch.ones(rows, columns, dtype=torch.float64)
+    with pytest.raises((errors.ShapeError, errors.OptionError)):
+        spectral_direction(w if rows > columns else w.mH, g, iterations=iterations)
 
 
 def test_the_linear_oracle_gains_less_than_the_best_and_is_not_tangent():

@@ -129,6 +129,8 @@ def test_what_is_not_known_or_does_not_fit_is_refused_and_nothing_written():
         lambda: sk.nn.rotation_sites(nn.Linear(4, 4)),
         lambda: sk.nn.rotation_sites(model.model),
         lambda: sk.nn.rotate_(rotation(), sites=model),
+        lambda: sk.nn.absorb_norms_(model),
+        lambda: sk.nn.Rotated(model),
         lambda: sk.nn.rotated(model, model),
     ):
         with pytest.raises(OptionError, match="rotation_sites"):

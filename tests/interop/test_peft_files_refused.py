@@ -46,6 +46,12 @@ def nothing(model: Any) -> Any:
 UNWRITTEN: dict[str, tuple[Any, str]] = {
     "another adapter": (lambda: adapted(parametrization="principal", rank=2), "PrincipalAdapter"),
     "a side": (lambda: adapted(side="out"), "side"),
+    "a convolution": (lambda: adapted("c", block_size=2), "kernel"),
+    "dropout": (lambda: adapted(parametrization="householder", dropout=0.5), "dropout"),
+    "another name": (lambda: adapted(name="b"), "'default'"),
+    "no adapter": (net, "an adapter"),
+    "frames": (lambda: sk.orthogonal(net(), "a.weight"), "an adapter"),
+    "two methods": (lambda: adapted("b", adapted("a", block_size=2), parametrization="householder"), "sizes"),
     "a kernel": (lambda: adapted("c", block_size=2, side="patches"), "1 x 1"),
     "a stride": (
         lambda: adapted("0", nn.Sequential(nn.Conv2d(2, 2, 3, (1, 2))), side="patches", parametrization="householder"),

@@ -158,6 +158,8 @@ def test_blocks_take_the_options_of_their_layer(name):
         ("irnn", 4, {"input_std": 0.0}, errors.OptionError, "input_std"),
         ("lstm", 4, {"backend": "reference"}, errors.OptionError, "backend"),
         ("lstm", 4, {"activation": "relu"}, errors.OptionError, "part of the model"),
+        ("lstm", 4, {"num_layers": 0, "parametrization": "cayley"}, errors.OptionError, "num_layers"),
+        ("gru", 4, {"bidirectional": "yes", "parametrization": "cayley"}, errors.OptionError, "bidirectional"),
         ("reflector", 4, {"additive": False, "width": 2}, errors.OptionError, "width"),
         ("gru", 4, {"init": "haar"}, errors.OptionError, "parametrization"),
     ],

@@ -122,6 +122,20 @@ def test_a_remainder_does_not_survive_a_new_frame(change):
     assert torch.dist(w, new) < 1e-4
 
 
+def test_a_loaded_frame_that_is_barely_one_is_polished_at_the_next_step():
+    net: Any = sk.orthogonal(nn.Linear(16, 16, bias=False), "weight", "stiefel")
+    optimizer = sk.optim.MultiplicativeCayley(sk.optim.parameter_groups(net, lr=1e-5))
+    (w,) = sk.coordinates(net, "weight").values()
+    run(optimizer, w, [gradient(w)])
+    state = {
+        key: value * (1 + 4 * rounding_limit(16, w.dtype)) for key, value in net.state_dict().items() if "_" not in key
+    }
+    net.load_state_dict(net.state_dict() | state)
+    assert excess(w) > 10
+    run(optimizer, w, [gradient(w)])
+    assert excess(w) <= 2
+
+
 @every_optimizer
 def test_a_write_through_data_lasts_until_a_polish_and_no_longer_than_until_all_values_are_looked_at(name):
     net: Any = sk.orthogonal(nn.Linear(6, 6), "weight", "stiefel")

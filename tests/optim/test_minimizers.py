@@ -322,6 +322,8 @@ def test_a_small_loss_is_minimised_as_far_as_a_large_one(name, size):
 def test_minimize_refuses_what_it_cannot_minimise():
     with pytest.raises(errors.UnknownNameError, match="trust_region"):
         sk.optim.minimize(torch.sum, frame((4, 2)), "trust_regoin")
+    with pytest.raises(errors.OptionError, match="subclass"):
+        sk.optim.minimize(torch.sum, frame((4, 2)), torch.optim.LBFGS)  # type: ignore[arg-type]
     with pytest.raises(errors.DtypeError, match="array"):
         sk.optim.minimize(torch.sum, np.eye(3, dtype=int))
     with pytest.raises(errors.NotAFrameError):

@@ -60,6 +60,8 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("margin", {"u": "margin"}, errors.OptionError, "frames"),
     ("rebased", {"inner": "cayley", "inner_options": {"negative": 2}}, errors.OptionError, "base"),
     ("rebased", {"inner": "fourier", "dtype": torch.complex64}, errors.OptionError, "identity"),
+    ("margin", {"v_options": {"shape": (2, 2)}}, errors.OptionError, "no option"),
+    ("rebased", {"inner_options": 3}, errors.OptionError, "mapping"),
 ]
 
 

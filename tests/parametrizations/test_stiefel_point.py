@@ -232,7 +232,7 @@ def test_parameters_are_counted_by_the_dimension_of_the_manifold(shape, dtype, d
 
 @COMPLEX
 @pytest.mark.parametrize("metric", ["canonical", "euclidean"])
-def test_geoopt_trains_the_frame_in_place(dtype, metric):
+def test_geoopt_trains_the_frame_in_place_and_what_it_trained_loads_anywhere(dtype, metric, tmp_path):
     net: Any = nn.Sequential(make(5, 5, dtype), make(5, 5, dtype))
     frame_of(net[1]).requires_grad_(False)
     before = {key: value.clone() for key, value in net.state_dict().items()}
@@ -248,6 +248,11 @@ def test_geoopt_trains_the_frame_in_place(dtype, metric):
     assert losses[-1] < losses[0]
     assert sk.drift(net)["0.weight"].error < 1e-6
     assert torch.equal(frame_of(net[1]), before["1." + KEY])
+    torch.save(net.state_dict(), tmp_path / "w.pt")
+    other: Any = nn.Sequential(make(5, 5, dtype), make(5, 5, dtype))
+    other.load_state_dict(torch.load(tmp_path / "w.pt", weights_only=True))
+    for each in (other, copy.deepcopy(net)):
+        assert torch.equal(each[0].weight, net[0].weight)
 
 
 def test_an_empty_frame_stays_empty_as_geoopts():

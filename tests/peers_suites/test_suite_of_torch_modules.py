@@ -12,6 +12,7 @@ import pytest
 import torch
 from their_tests import IS_FULL
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torchs_inputs import module_db
@@ -153,6 +154,32 @@ def test_gradients_of_coordinates_are_those_of_the_twins_weights_through_the_map
             assert_same([c.grad for c in coordinates], expected, 1e-11)
         elif p.grad is not None:
             assert_same(getattr(host, own).grad, p.grad, 1e-11)
+
+
+@over_cases
+def test_second_derivatives_are_those_of_differences(case):
+    if case.number or not case.info.supports_gradgrad:
+        pytest.skip("torch has none, or another case of the module has it")
+    module = case.ours()
+    held = {name: p.detach().requires_grad_() for name, p in module.named_parameters()}
+    name = next(name for name in held if ".original" in name)
+
+    def value(coordinate: Tensor) -> Tensor:
+        with torch.nn.utils.stateless._reparametrize_module(module, held | {name: coordinate}):
+            return total(case.call(module)).square()
+
+    with sdpa_kernel(SDPBackend.MATH):  # torch's others have no second derivatives
+        assert torch.autograd.gradgradcheck(value, [held[name]], fast_mode=True)
+
+
+@over_cases
+def test_inputs_need_not_be_contiguous(case):
+    module, found = case.ours(), []
+    for change in (lambda x: x, lambda x: torch.stack([x, x], -1)[..., 0] if x.dim() else x):
+        module.zero_grad()
+        total(case.call(module, change)).backward()
+        found.append([p.grad for p in module.parameters() if p.grad is not None])
+    assert_same(found[0], found[1], 1e-12)
 
 
 @over_cases

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from optimizers_at_hand import OPTIMIZERS, every_optimizer, excess, frame, gradient
+from optimizers_at_hand import OPTIMIZERS, STATEFUL, every_optimizer, excess, frame, gradient
 from their_tests import IS_FULL
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -220,6 +220,22 @@ def test_a_rate_may_be_a_tensor_that_is_written_to(name):
         steps(twin, v, q, 1)
     torch.testing.assert_close(v, w, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(q, p, rtol=1e-5, atol=1e-6)
+
+
+@every_optimizer
+def test_zero_gradients_move_nothing_and_a_copy_goes_on_the_same(name):
+    optimizer, w, p = mixed(name, **STATEFUL[name])
+    before = [w.detach().clone(), p.detach().clone()]
+    w.grad, p.grad = torch.zeros_like(w), torch.zeros_like(p)
+    optimizer.step()
+    # A frame may be taken to the one that is nearest to it, no further than rounding has brought it.
+    torch.testing.assert_close([w.data, p.data], before, rtol=0, atol=4 * torch.finfo(w.dtype).eps)
+    steps(optimizer, w, p)
+    twin, v, q = copy.deepcopy((optimizer, w, p))
+    for other in ((optimizer, w, p), (twin, v, q)):
+        steps(*other)
+    assert torch.equal(w, v)
+    assert torch.equal(p, q)
 
 
 @every_optimizer

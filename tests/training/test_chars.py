@@ -105,9 +105,9 @@ def test_three_files_are_three_parts(folder: Path) -> None:
 def test_a_mark_of_byte_order_is_no_character(folder: Path, tmp_path: Path) -> None:
     for place, encoding in ((folder, "utf-8"), (tmp_path / "marked", "utf-8-sig")):
         place.mkdir(exist_ok=True)
-        (place / "a.txt").write_text("ab\nba" * 100, encoding=encoding)
+        (place / "a.txt").write_text("aß\n語😀" * 100, encoding=encoding)
     plain, marked = (chars.text(place, "", by_line=False) for place in (folder, tmp_path / "marked"))
-    assert marked.alphabet == plain.alphabet == ["\n", "a", "b"]
+    assert marked.alphabet == plain.alphabet == ["\n", "a", "ß", "語", "😀"]
     assert marked.digest == plain.digest
 
 

@@ -224,7 +224,12 @@ class Bare(First):
 
 
 @pytest.mark.parametrize(
-    ("cls", "word"), [(Bare, "dataclass"), (without("last_only"), "last_only"), (without("train_size"), "train_size")]
+    ("cls", "word"),
+    [
+        (int, "dataclass"),
+        (Bare, "dataclass"),
+        *((without(part), part) for part in ("last_only", "recipes", "train_size")),
+    ],
 )
 def test_what_lacks_a_part_is_refused_and_left_out_of_lists(cls, word):
     room.tasks.register("mine", cls)

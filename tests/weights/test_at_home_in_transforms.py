@@ -26,6 +26,13 @@ class Twice(nn.Module):
         return self.last(self.first(x))
 
 
+def test_functional_call_that_ties_leaves_what_it_was_given_in_shared_modules_of_torchs_own_too():
+    net = nn.Sequential(layer := nn.Linear(4, 4), layer)
+    given = {key: torch.zeros_like(p) for key, p in net.named_parameters()}
+    torch.func.functional_call(net, given, torch.ones(4))
+    assert any(p is given.get(key) for key, p in net.named_parameters()), "torch mends it: take it out of docs/faq.md"
+
+
 @over_all_maps
 def test_functional_call_leaves_tied_weights_as_they_were_without_tying_them_itself(name, dtype):
     net, other = (Twice(make(name, dtype)) for _ in range(2))

@@ -89,6 +89,11 @@ def test_a_pattern_in_the_place_of_a_name_means_the_same_and_is_refused_where_on
     assert list(sk.drift(held)) == ["w[0]"]
 
 
+def test_of_many_names_that_may_be_meant_some_are_shown():
+    said = errors.did_you_mean("weight", [f"{i}.weight" for i in range(9)])
+    assert said == '; did you mean "0.weight", "1.weight", "2.weight", "3.weight" or one of 5 more?'
+
+
 def test_all_weights_are_made_orthogonal_or_none():
     net = model()
     before = net.state_dict()
