@@ -1,30 +1,22 @@
 """Recurrent layers whose transition is a product of reflections by keys that the input gives."""
 
-import itertools
 import math
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stiefelkit.errors import OptionError, ShapeError, UnknownNameError, did_you_mean, needs, shown
+from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean, needs, shown
 from stiefelkit.functional import product
 from stiefelkit.nn.recurrent import GRULayers, States, Steps, require_options, without_autocast
-from stiefelkit.nn.rotation_rnn import RotationBlock, decay_range
+from stiefelkit.nn.rotation_rnn import LinearRecurrence, RotationBlock, decay_range
 from stiefelkit.numbers import FLAG, integer, optional
 from stiefelkit.scan import reflectors
 from stiefelkit.tensors import coordinate_dtype
 
 
-class Stream(NamedTuple):
-    """State of `ReflectorRNN.step`: the last states, in float64, and the inputs that convolutions still need."""
-
-    states: list[Tensor]
-    inputs: list[Tensor]
-
-
-class ReflectorRNN(GRULayers):
+class ReflectorRNN(LinearRecurrence):
     r"""Multi-layer RNN :math:`h_t = g_t H(k_{t,m}) ... H(k_{t,1}) h_{t-1} + U x_t + b`, reflections by keys of x.
 
     :math:`H(k) = I - 2 k k^T / |k|^2`, and keys are linear in the input. Products of reflections follow groups that do
@@ -65,12 +57,9 @@ class ReflectorRNN(GRULayers):
     """
 
     matrices: ClassVar[tuple[str, ...]] = ("weight_ih",)
-    _activation: ClassVar[str | None] = "identity"
     coordinate_parameters: ClassVar[tuple[str, ...]] = ("log_rate",)
-    _linear = "its transition is linear; apply one to its output, as sk.nn.ReflectorBlock does"
     _refused: ClassVar[dict[str, str]] = {
-        "activation": _linear,
-        "nonlinearity": _linear,
+        **LinearRecurrence._refused,
         "parametrization": "its transition is made of the input; sk.nn.OrthogonalRNN has a constant one",
         "field": "its states are real",
         "factored": "its transition is in factors always",
@@ -107,17 +96,13 @@ class ReflectorRNN(GRULayers):
         self.additive = FLAG.require(name, "additive", additive)
         needs(additive or trainable_h0, OptionError, name, "trainable_h0=True with additive=False", trainable_h0)
         width, betas = n // parts, {"exact": 0, "gated": 1, "free": self.reflections}[tau]
-        has_decay = self.decay is not None
+        self._state, has_decay = (self.heads, width, self.columns), self.decay is not None
         self._rows = self.heads * reflections * width, self.heads * betas, self.heads * has_decay, n * self.additive
         super().__init__(input_size, n, *args, parametrization=None, trainable_h0=trainable_h0, **options)
 
     @property
     def _input_rows(self) -> int:
         return sum(self._rows)
-
-    @property
-    def _state(self) -> tuple[int, int, int]:
-        return self.heads, self.hidden_size // (self.heads * self.columns), self.columns
 
     def _add_frame(self, suffix: str, device: torch.device | str | None, options: dict[str, Any]) -> None:
         if self.decay is not None:
@@ -193,57 +178,21 @@ class ReflectorRNN(GRULayers):
                 out = out.squeeze(0).flatten(1) if sizes is not None else out.transpose(0, 1).flatten(2)
             return out, last.flatten(1)
 
-    def step(self, x: Tensor, state: Stream | Tensor | None = None) -> tuple[Tensor, Stream]:
-        """Runs one step of all layers, as the next one of sequences that come one step at a time.
-
-        States of a stream are float64, so that roundings do not add up over steps; it is differentiable.
-
-        Args:
-            x: inputs of the step (B, m).
-            state: what the last step returned; first states (layers, B, n), as `hx`; or None for the layer's own.
-
-        Returns:
-            The states of the top layer (B, n), in the layer's dtype, and the state for the next step.
-        """
-        who = f"{self._name}.step"
-        if self.bidirectional or (self.dropout and self.training):
-            got = "a bidirectional one" if self.bidirectional else "dropout in training"
-            raise OptionError(f"{who} needs a layer of one direction, got {got}.")
-        is_state = state is None or isinstance(state, Stream | Tensor)
-        needs(is_state, OptionError, who, "the state of its last step, first states or None", state)
-        is_rows = isinstance(x, Tensor) and x.dim() == 2 and x.shape[1] == self.input_size
-        got = tuple(x.shape) if isinstance(x, Tensor) else x
-        needs(is_rows, ShapeError, who, f"an input of shape (B, {self.input_size})", got)
-        self._check_input(x)
-        if not isinstance(state, Stream):
-            if state is not None:
-                self._check_input(state, "an hx")
-            self._check_state(state, len(x))
-            state = self._stream(state, x)
-        shapes = [(len(x), *self._state)] * self.num_layers
-        is_own = [tuple(s.shape) for s in state.states] == shapes
-        needs(is_own, ShapeError, who, "a state of its own layers and batch", "another one")
-        real, states, inputs = self._dtypes()[0], [], []
-        with without_autocast(x.device):
-            for i, (suffix, h) in enumerate(zip(self._suffixes, state.states, strict=True)):
-                row = x.to(coordinate_dtype(real)).unsqueeze(1)
-                if self.conv is not None:
-                    before = state.inputs[i]
-                    inputs.append(torch.cat([before, row], 1)[:, 1:])
-                    row = self._convolved(suffix, row, before, False)
-                how: Steps = {"batch_sizes": None, "reverse": False, "last_only": True}
-                _, h = reflectors.scan_reflectors(self._steps(suffix, row), h, self.tau, torch.float64, **how)
-                states.append(h)
-                x = h.flatten(1).to(real)
-        return x, Stream(states, inputs)
-
-    def _stream(self, hx: Tensor | None, x: Tensor) -> Stream:
+    def _begun(self, suffix: str, h0: Tensor | None, x: Tensor) -> tuple[Tensor, Any]:
         like = x.to(coordinate_dtype(x.dtype))
-        given = itertools.repeat(None) if hx is None else hx
-        firsts = [self._first(s, h, len(x), like) for s, h in zip(self._suffixes, given, strict=False)]
-        widths = [self._read("weight_ih", s).shape[1] for s in self._suffixes]
-        inputs = [] if self.conv is None else [like.new_zeros(len(x), self.conv - 1, width) for width in widths]
-        return Stream([h.unflatten(-1, self._state).double() for h in firsts], inputs)
+        width = self._read("weight_ih", suffix).shape[1]
+        inputs = None if self.conv is None else like.new_zeros(len(x), self.conv - 1, width)
+        return self._first(suffix, h0, len(x), like).unflatten(-1, self._state).double(), inputs
+
+    def _stepped(self, suffix: str, x: Tensor, h: Tensor, kept: Any) -> tuple[Tensor, Tensor, Any]:
+        with without_autocast(x.device):
+            row = x.to(coordinate_dtype(self._dtypes()[0])).unsqueeze(1)
+            if kept is not None:
+                before, kept = kept, torch.cat([kept, row], 1)[:, 1:]
+                row = self._convolved(suffix, row, before, False)
+            how: Steps = {"batch_sizes": None, "reverse": False, "last_only": True}
+            _, h = reflectors.scan_reflectors(self._steps(suffix, row), h, self.tau, torch.float64, **how)
+        return h.flatten(1), h, kept
 
 
 class ReflectorBlock(RotationBlock):

@@ -1,6 +1,7 @@
 """Recurrent layers with a linear transition, orthogonal or with decays, which run in parallel over time."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Self, Unpack
 
@@ -27,10 +28,71 @@ from stiefelkit.weights.find import coordinate_list_of, orthogonal_weights
 
 
 class Stream(NamedTuple):
-    """State of `RotationRNN.step`: the weights at the start of the stream, and the last states, in complex128."""
+    """State of `step`: the last states of all layers, in double precision, and what else each keeps for the next."""
 
-    weights: list[tuple[Tensor, Tensor | None, Tensor, Tensor | None]]
-    planes: list[Tensor]
+    states: list[Tensor]
+    kept: list[Any]
+
+
+class LinearRecurrence(GRULayers):
+    """Layers with a linear transition, which run in parallel over time, and a step at a time."""
+
+    _activation: ClassVar[str | None] = "identity"
+    _refused: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("activation", "nonlinearity"),
+        "its transition is linear; apply one to its output, as sk.nn.RotationBlock and ReflectorBlock do",
+    )
+    _state: tuple[int, ...]
+    """Shape of a state of a stream, without the batch."""
+
+    def step(self, x: Tensor, state: Stream | Tensor | None = None) -> tuple[Tensor, Stream]:
+        """Runs one step of all layers, as the next one of sequences that come one step at a time.
+
+        A `RotationRNN` works its weights out when a stream begins and keeps them in its state, so that later steps only
+        turn planes, and take no notice of weights that change meanwhile. States of a stream are float64, so that
+        roundings do not add up over steps; it is differentiable.
+
+        Args:
+            x: inputs of the step (B, m).
+            state: what the last step returned; first states (layers, B, n), as `hx`; or None for the layer's own.
+
+        Returns:
+            The states of the top layer (B, n), in the layer's dtype, and the state for the next step.
+        """
+        who, got = f"{self._name}.step", "a bidirectional one" if self.bidirectional else "dropout in training"
+        is_one = not (self.bidirectional or (self.dropout and self.training))
+        needs(is_one, OptionError, who, "a layer of one direction", got)
+        is_state = state is None or isinstance(state, Stream | Tensor)
+        needs(is_state, OptionError, who, "the state of its last step, first states or None", state)
+        is_rows = isinstance(x, Tensor) and x.dim() == 2 and x.shape[1] == self.input_size
+        got = tuple(x.shape) if isinstance(x, Tensor) else x
+        needs(is_rows, ShapeError, who, f"an input of shape (B, {self.input_size})", got)
+        if x.dtype != (dtype := self._dtypes()[int(self.is_complex)]):
+            self._check_input(x)
+        if not isinstance(state, Stream):
+            if state is not None:
+                self._check_input(state, "an hx")
+            self._check_state(state, len(x))
+            firsts = [None] * self.num_layers if state is None else state
+            begun = [self._begun(suffix, h, x) for suffix, h in zip(self._suffixes, firsts, strict=True)]
+            state = Stream([h for h, _ in begun], [kept for _, kept in begun])
+        is_own = [tuple(h.shape) for h in state.states] == [(len(x), *self._state)] * self.num_layers
+        needs(is_own, ShapeError, who, "a state of its own layers and batch", "another one")
+        after = Stream([], [])
+        for suffix, h, kept in zip(self._suffixes, *state, strict=True):
+            x, h, kept = self._stepped(suffix, x, h, kept)
+            x = x.to(dtype)
+            after.states.append(h)
+            after.kept.append(kept)
+        return x, after
+
+    @abstractmethod
+    def _begun(self, suffix: str, h0: Tensor | None, x: Tensor) -> tuple[Tensor, Any]:
+        """Returns the first state of a layer, for the first input of a stream, and what else is kept."""
+
+    @abstractmethod
+    def _stepped(self, suffix: str, x: Tensor, h: Tensor, kept: Any) -> tuple[Tensor, Tensor, Any]:
+        """Returns what a layer gives for an input, its next state, and what else is kept."""
 
 
 def decay_range(who: str, decay: object, has_ends: bool = False) -> tuple[float, float]:
@@ -43,7 +105,7 @@ def decay_range(who: str, decay: object, has_ends: bool = False) -> tuple[float,
     return float(low), float(high)
 
 
-class RotationRNN(GRULayers):
+class RotationRNN(LinearRecurrence):
     r"""Multi-layer linear RNN :math:`h_t = g W h_{t-1} + s U x_t + b` with an orthogonal W, in parallel over time.
 
     :math:`W = P R(θ) P^T` is kept as its real Schur form: rotations of planes in a basis P, an orthogonal matrix of
@@ -86,14 +148,12 @@ class RotationRNN(GRULayers):
     """
 
     frame: ClassVar[str] = "basis"
-    _activation: ClassVar[str | None] = "identity"
     coordinate_parameters: ClassVar[tuple[str, ...]] = ("angle", "log_rate", "basis")
     has_logarithms: ClassVar[bool] = False
     """True if angles are kept as logarithms and scales of inputs are trained."""
     _turns: ClassVar[str] = "angle"
     _refused: ClassVar[dict[str, str]] = {
-        "activation": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
-        "nonlinearity": "its transition is linear; apply one to its output, as sk.nn.RotationBlock does",
+        **LinearRecurrence._refused,
         "factored": "its W is in factors always",
         "gain": "its basis is inverted by its adjoint",
     }
@@ -118,7 +178,7 @@ class RotationRNN(GRULayers):
         heads = integer(1).require(name, "heads", heads)
         step = heads * (2 if field == "real" else 1)
         needs(n % step == 0, OptionError, name, f"a hidden_size that is a multiple of {step}", f"{n}, heads={heads}")
-        self.heads = heads
+        self.heads, self._state = heads, (n * heads // step,)
         has_none = decay is None and not self.has_logarithms
         self.decay = None if has_none else decay_range(name, decay, self.has_logarithms)
         self.max_angle = at_least(0).require(name, "max_angle", max_angle)
@@ -183,8 +243,7 @@ class RotationRNN(GRULayers):
 
     def _counts(self) -> dict[str, int]:
         """Returns the names of the parameters of the planes, and their sizes."""
-        planes = self.hidden_size if self.is_complex else self.hidden_size // 2
-        return {"angle": planes} | ({} if self.decay is None else {"log_rate": self.heads})
+        return {"angle": self._state[0]} | ({} if self.decay is None else {"log_rate": self.heads})
 
     @torch.no_grad()
     def _draw(self, suffix: str) -> None:
@@ -264,61 +323,22 @@ class RotationRNN(GRULayers):
         out, last = scan_planes(product(x, rows), angle, g, first, rows.real.dtype, backend=self.backend, **steps)
         return None if out is None else by_heads(out, outward), by_heads(last, outward)
 
-    def step(self, x: Tensor, state: Stream | Tensor | None = None) -> tuple[Tensor, Stream]:
-        """Runs one step of all layers, as the next one of sequences that come one step at a time.
+    def _begun(self, suffix: str, h0: Tensor | None, x: Tensor) -> tuple[Tensor, Any]:
+        rows, angle, g, inward, outward = self._factors(self._parts(suffix))
+        first = self._first(suffix, h0, len(x), rows)
+        factor, m = g * torch.polar(torch.ones_like(angle), angle), len(rows) - self.has_bias
+        weights = rows[:m], rows[m:] if self.has_bias else None, factor, outward
+        return planes_of(by_heads(first, inward)).to(factor.dtype), weights
 
-        Weights are worked out when a stream begins and kept in its state, so that later steps only turn planes. A
-        stream takes no notice of weights that change meanwhile, and is differentiable. Its states are float64, so that
-        roundings do not add up over steps.
-
-        Args:
-            x: inputs of the step (B, m).
-            state: what the last step returned; first states (layers, B, n), as `hx`; or None for the layer's own.
-
-        Returns:
-            The states of the top layer (B, n), in the layer's dtype, and the state for the next step.
-        """
-        if self.bidirectional or (self.dropout and self.training):
-            got = "a bidirectional one" if self.bidirectional else "dropout in training"
-            raise OptionError(f"{self._name}.step needs a layer of one direction, got {got}.")
-        who, is_state = f"{self._name}.step", state is None or isinstance(state, Stream | Tensor)
-        needs(is_state, OptionError, who, "the state of its last step, first states or None", state)
-        is_rows = isinstance(x, Tensor) and x.dim() > 0
-        batch = len(state.planes[0]) if isinstance(state, Stream) else len(x) if is_rows else 0
-        if not is_rows or x.shape != (batch, self.input_size):
-            got = tuple(x.shape) if isinstance(x, Tensor) else x
-            raise ShapeError(f"{who} needs an input of shape {(batch, self.input_size)}, got {shown(got)}.")
-        if x.dtype != (dtype := self._dtypes()[int(self.is_complex)]):
-            self._check_input(x)
-        if not isinstance(state, Stream):
-            if state is not None:
-                self._check_input(state, "an hx")
-            self._check_state(state, batch)
-            state = self._stream(state, batch)
-        rows, *_ = state.weights[0]
-        found = len(state.weights), *rows.shape, rows.is_complex()
-        is_own = found == (self.num_layers, self.input_size, self.hidden_size, self.is_complex)
-        needs(is_own, ShapeError, who, "a state of its own layers", "one of another layer")
-        planes = []
-        for (rows, bias, factor, outward), z in zip(state.weights, state.planes, strict=True):
-            driven = product(x.to(rows.dtype), rows)
-            driven = planes_of(driven if bias is None else driven + bias)
-            planes.append(torch.addcmul(driven.to(factor.dtype), factor, z))
-            h = planes[-1].to(driven.dtype)
-            h = h if self.is_complex else torch.view_as_real(h).flatten(-2)
-            x = by_heads(h, outward).to(dtype)
-        return x, Stream(state.weights, planes)
-
-    def _stream(self, hx: Tensor | None, batch: int) -> Stream:
-        weights, planes, m = [], [], self.input_size
-        for i, suffix in enumerate(self._suffixes):
-            rows, angle, g, inward, outward = self._factors(self._parts(suffix))
-            first = self._first(suffix, None if hx is None else hx[i], batch, rows)
-            factor = g * torch.polar(torch.ones_like(angle), angle)
-            weights.append((rows[:m], rows[m:] if self.has_bias else None, factor, outward))
-            planes.append(planes_of(by_heads(first, inward)).to(factor.dtype))
-            m = self.hidden_size
-        return Stream(weights, planes)
+    def _stepped(self, suffix: str, x: Tensor, h: Tensor, kept: Any) -> tuple[Tensor, Tensor, Any]:
+        rows, bias, factor, outward = kept
+        if rows.shape != (x.shape[1], self.hidden_size) or rows.is_complex() != self.is_complex:
+            raise ShapeError(f"{self._name}.step needs a state of its own layers, got one of another layer.")
+        driven = product(x.to(rows.dtype), rows)
+        driven = planes_of(driven if bias is None else driven + bias)
+        planes = torch.addcmul(driven.to(factor.dtype), factor, h)
+        y = planes.to(driven.dtype)
+        return by_heads(y if self.is_complex else torch.view_as_real(y).flatten(-2), outward), planes, kept
 
     @classmethod
     def from_orthogonal(

@@ -374,7 +374,7 @@ def test_a_long_stream_drifts_no_further_than_one_state_is_rounded(scale):
         exact = rnn.double()(x.double(), first.double())[0][-1]
     assert (h - exact).norm() < 8 * torch.finfo(torch.float32).eps * exact.norm()
     row, other = x[0].double(), sk.nn.RotationRNN(2, 8, field="complex", dtype=torch.float64)
-    wrong: list[Any] = [(rnn, odd, state) for odd in (torch.zeros(2, 2), torch.zeros(1, 3), torch.tensor(0), None)]
+    wrong: list[Any] = [(rnn, odd, state) for odd in (row.new_zeros(2, 2), torch.zeros(1, 3), torch.tensor(0), None)]
     for layer, odd, given in [*wrong, (rnn, row, (state,)), (other, row, state)]:
         with pytest.raises((errors.OptionError, errors.ShapeError), match=r"input of shape|state of its"):
             layer.step(odd, given)
