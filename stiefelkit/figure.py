@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stiefelkit.checks import known_words
 from stiefelkit.errors import printable
 from stiefelkit.files import writable, write_atomically
-from stiefelkit.numbers import integer, validate_fields_
+from stiefelkit.numbers import integer, one_of, validate_fields_
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +31,7 @@ class Figures:
     dpi: int = 200
 
     def __post_init__(self) -> None:
-        validate_fields_(self, "A figure", dpi=integer(20, 2400))
-        known_words("A figure", "format", [self.format], FORMATS)
+        validate_fields_(self, "A figure", dpi=integer(20, 2400), format=one_of(*FORMATS))
 
     def path(self, folder: Path, name: str) -> Path:
         """Returns the file of a figure in a folder."""
@@ -41,9 +39,7 @@ class Figures:
 
 
 @contextmanager
-def figure(
-    target: Path | io.BytesIO, panels: int = 1, dpi: int = 200, projection: str = "rectilinear"
-) -> Iterator[list["Axes"]]:
+def figure(target: Path | io.BytesIO, panels: int = 1, dpi: int = 200) -> Iterator[list["Axes"]]:
     """Gives the axes of a row of panels, and saves them, into memory as SVG; the same curves give the same file."""
     import matplotlib as mpl
     from cycler import cycler
@@ -52,7 +48,7 @@ def figure(
     looks = cycler(linestyle=["-", "--", "-.", ":"]) * mpl.rcParamsDefault["axes.prop_cycle"]
     with mpl.rc_context({"axes.prop_cycle": looks, "svg.hashsalt": "stiefelkit"}):
         drawing = Figure(figsize=(4.5 * panels, 3.5), layout="constrained")
-        yield list(drawing.subplots(1, panels, squeeze=False, subplot_kw={"projection": projection})[0])
+        yield list(drawing.subplots(1, panels, squeeze=False)[0])
         content, suffix = (io.BytesIO(), target.suffix) if isinstance(target, Path) else (target, ".svg")
         drawing.savefig(content, format=suffix[1:], dpi=dpi, metadata=UNDATED.get(suffix))
     if isinstance(target, Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 from stiefelkit._version import __version__
+from stiefelkit.cli.about import tables
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean, needs
 
 SKELETONS = Path(__file__).parent / "skeletons"
@@ -27,7 +28,10 @@ def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path(
     """
     if kind not in KINDS:
         raise UnknownNameError(f"No kind of plugin is named {kind!r}{did_you_mean(kind, KINDS)}")
-    _check_name(name, kind)
+    is_word = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and not keyword.iskeyword(name)
+    words = "a name of lower-case letters, digits and single _, a letter first and no word of Python"
+    needs(bool(is_word), OptionError, "new-plugin", words, name)
+    needs(name not in tables()[kind].names(), OptionError, "new-plugin", f"a name that no {kind} has", name)
     folder = out / f"stiefelkit-{name.replace('_', '-')}"
     _write("new-plugin", folder, _files(name, kind))
     print(f"Wrote {folder}. To install and test it:\n  pip install -e {folder} pytest\n  pytest {folder}")
@@ -68,17 +72,7 @@ def _filled(template: Path, values: dict[str, str]) -> str:
     return Template(template.read_text(encoding="utf-8")).substitute(values)
 
 
-def _check_name(name: str, kind: str) -> None:
-    from stiefelkit.cli.about import tables
-
-    is_word = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and not keyword.iskeyword(name)
-    words = "a name of lower-case letters, digits and single _, a letter first and no word of Python"
-    needs(bool(is_word), OptionError, "new-plugin", words, name)
-    needs(name not in tables()[kind].names(), OptionError, "new-plugin", f"a name that no {kind} has", name)
-
-
 def _files(name: str, kind: str) -> dict[str, str]:
-    """Returns the files of a package by their paths in it."""
     camel = name.title().replace("_", "")
     values = {"name": name, "dashed": name.replace("_", "-"), "Name": camel, "kind": kind, "version": __version__}
     values["object"] = name if kind == "model" else camel

@@ -10,7 +10,7 @@ from cyclopts import Parameter, Token
 
 from stiefelkit.checks import STEP_LENGTH, Option, Sizes, known_words, tall_sizes, usable_place, words_of
 from stiefelkit.errors import OptionError, needs
-from stiefelkit.numbers import PRECISIONS, above, integer, validate_fields_
+from stiefelkit.numbers import PRECISIONS, above, integer, one_of, validate_fields_
 from stiefelkit.optim import names_in_words, optimizers
 
 if TYPE_CHECKING:
@@ -110,9 +110,8 @@ class FramePlan(TimingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer(1).require(SUBJECT, "batch", self.batch)
+        validate_fields_(self, SUBJECT, batch=integer(1), dtype=one_of(*self.dtypes))
         self._check_sizes(self.sizes)
-        known_words(SUBJECT, "dtype", [self.dtype], self.dtypes)
 
 
 @dataclass(frozen=True)
@@ -376,15 +375,18 @@ class DriftPlan(Machine):
 
         super().__post_init__()
         who = self.subject
-        validate_fields_(self, who, steps=integer(1), look_every=integer(1), lr=above(0), step_length=STEP_LENGTH)
+        words = {
+            "dtype": one_of(*WIDE_DTYPES, "bfloat16"),
+            "gradients": one_of("random", "fixed", "rotation", "digits"),
+        }
+        numbers = {"steps": integer(1), "look_every": integer(1), "lr": above(0), "step_length": STEP_LENGTH}
+        validate_fields_(self, who, **words, **numbers)
         is_cuda = self.device.startswith("cuda")
         needs(is_cuda or not self.tf32, OptionError, who, "a CUDA device for TF32", self.device)
         needs(is_cuda or not self.replay, OptionError, who, "a CUDA device for replays", self.device)
         is_drawn = self.replay and self.gradients in ("random", "digits")
         needs(not is_drawn, OptionError, who, "fixed or rotation gradients for replays", self.gradients)
         self._check_sizes(self.sizes)
-        known_words(who, "dtype", [self.dtype], (*WIDE_DTYPES, "bfloat16"))
-        known_words(who, "gradients", [self.gradients], ("random", "fixed", "rotation", "digits"))
         maps = [*available(), UNCONSTRAINED]
         known_words(who, "parametrization or optimizer of frames", self.methods, [*maps, *methods(), *self.imported])
         for path in self.imported:

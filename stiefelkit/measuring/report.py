@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stiefelkit._version import __version__
-from stiefelkit.errors import RunError, needs, printable
-from stiefelkit.files import parse_json, write_json
+from stiefelkit.errors import RunError, printable
+from stiefelkit.files import importing, parse_json, write_json
 from stiefelkit.machine import cpu
 from stiefelkit.measuring import drift, frames, scan
 from stiefelkit.measuring.charts import chart
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 KIND = "stiefelkit measurements, 2"
 """The kind that a file says it is of."""
-SUBJECT = "A page of figures"
-"""The first words of error messages."""
 RACES: dict[str, Callable[[Any, ProgressCallback, Schedule], Iterator[Race]]] = {
     "drift": drift.races,
     "time": frames.races,
@@ -101,19 +99,15 @@ class Record:
 
 def read_record(path: Path) -> Record:
     """Reads what `Record.write` has written; raises RunError if there is no such file, or it is another."""
-    try:
+    with importing("A page of figures", path, RunError, "a whole file of measurements that can be read"):
         content: Any = parse_json(path.read_bytes())
-        needs(content["kind"] == KIND, RunError, SUBJECT, "a file of measurements", str(path))
         record = Record(**content)
-        needs({"CPU", "device", "stiefelkit"} <= set(record.machine), RunError, SUBJECT, "a machine", str(path))
+        if record.kind != KIND or not {"CPU", "device", "stiefelkit"} <= record.machine.keys():
+            raise ValueError("it is of another kind")
         record.parts = [Part(**part) for part in content["parts"]]
         for part in record.parts:
             part.races = [race_of(race) for race in part.races]
         return record
-    except OSError as error:
-        raise RunError(f"{SUBJECT} needs a file that can be read, got {path}: {error.strerror}.") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{SUBJECT} needs a whole file of measurements, got {path}: {error!r:.200}.") from error
 
 
 def race_of(content: Any) -> Race:
@@ -132,14 +126,14 @@ def gather(
         part = Part(section)
         record.parts.append(part)
         share = schedule.part(1 / (len(plan.sections) - number))
-        part.races += RACES[section](plan.plan(section), _behind(place, watch), share)
+
+        def placed(what: str, done: int, rounds: int, place: str = place) -> None:
+            watch(f"{place}: {what}", done, rounds)
+
+        part.races += RACES[section](plan.plan(section), placed, share)
         part.seconds = time.monotonic() - start
         record.finished = number + 1 == len(plan.sections)
         yield record
-
-
-def _behind(place: str, watch: ProgressCallback) -> ProgressCallback:
-    return lambda what, done, rounds: watch(f"{place}: {what}", done, rounds)
 
 
 @cache

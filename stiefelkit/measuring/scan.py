@@ -78,7 +78,6 @@ class Sequences:
         return self._gradients[key]
 
     def _drawn_in_factors(self) -> Tensor:
-        """Draws W by the case's map, and keeps its factors."""
         case = self.case
         param = find_parametrization(case.map)((case.n, case.n), dtype=self.state_dtype, **case.map_options)
         coordinates, chart = param.initial(param.schemes[0], self._source)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stiefelkit import checks
 from stiefelkit.errors import OptimizerError, OptionError, RunError, UnknownNameError, did_you_mean, needs
-from stiefelkit.numbers import above, at_least, integer, validate_fields_
+from stiefelkit.numbers import above, at_least, integer, one_of, validate_fields_
 from stiefelkit.optim import optimizers
 from stiefelkit.training.recipes import Settings
 from stiefelkit.training.tasks import Task, create
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 SUBJECT = "Training"
 """The first words of error messages."""
-SCHEDULES = ("constant", "cosine")
 SIZES = dict.fromkeys(("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), integer(1))
 TABLES = ("task_options", "rates", "optimizers", "options", "optimizer_options")
 KINDS = dict.fromkeys(TABLES, checks.of_type(dict)) | {"seed": checks.SEED, "threads": checks.THREADS}
+KINDS |= {"schedule": one_of("constant", "cosine"), "lr": above(0), "clip_norm": at_least(0)}
 BY_COORDINATE = ("rates", "optimizers")
 """Fields whose keys are names of coordinates."""
 HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
@@ -69,7 +69,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks names and ranges, nothing that needs the model."""
-        validate_fields_(self, SUBJECT, model=checks.of_type(str), **SIZES, **KINDS, lr=above(0), clip_norm=at_least(0))
+        validate_fields_(self, SUBJECT, model=checks.of_type(str), **SIZES, **KINDS)
         checks.finite_tables(SUBJECT, {name: vars(self)[name] for name in TABLES})
         for coordinate, rate in self.rates.items():
             at_least(0).require(SUBJECT, f"rates.{coordinate}", rate)
@@ -81,7 +81,6 @@ class Config:
             optimizers.get(table["optimizer"])
             if "lr" in table:
                 above(0).require(SUBJECT, f"optimizers.{coordinate}.lr", table["lr"])
-        needs(self.schedule in SCHEDULES, OptionError, SUBJECT, f"a schedule out of {SCHEDULES}", self.schedule)
         checks.named_device(SUBJECT, self.device)
         task = self.build_task()
         if task.train_size is not None:  # else the data say it, and a run is read where they are not

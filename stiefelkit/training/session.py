@@ -141,16 +141,13 @@ class Session:
     def _first_bad(self, x: Tensor) -> str:
         return first_bad_output(self.model, lambda: self.task.answer(self.model, x)) or "the loss itself"
 
-    @property
-    def ends_epoch(self) -> bool:
-        """True if the last step ended an epoch of the training data; never where each step is one."""
-        return self._batches > 1 and self.step % self._batches == 0
-
-    def epoch_record(self) -> Record:
-        """Returns the line of the log for the epoch that ends here."""
-        seconds, self.epoch_seconds = round(self.epoch_seconds, 3), 0.0
-        record = {"kind": "epoch", "step": self.step, "epoch": self.step // self._batches, "cpu_seconds": seconds}
-        return record | peak_memory(self.config.device)
+    def epoch_records(self) -> Iterator[Record]:
+        """Gives the line of the log for an epoch of the training data that ends here; none where each step is one."""
+        epoch, rest = divmod(self.step, self._batches)
+        if self._batches > 1 and rest == 0:
+            record = {"kind": "epoch", "step": self.step, "epoch": epoch, "cpu_seconds": round(self.epoch_seconds, 3)}
+            self.epoch_seconds = 0.0
+            yield record | peak_memory(self.config.device)
 
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint holds; raises DivergedError if a weight is not finite."""

@@ -169,8 +169,7 @@ def _records(session: Session) -> Iterator[dict[str, Any]]:
         yield session.train_record()
     if is_due:
         session.window = Window()
-    if session.ends_epoch:
-        yield session.epoch_record()
+    yield from session.epoch_records()
     if _due(session, session.config.eval_every):
         yield from session.test_records()
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from stiefelkit.checks import known_words, of_type
+from stiefelkit.checks import of_type
 from stiefelkit.errors import DataError, needs
 from stiefelkit.files import importing
-from stiefelkit.numbers import integer, optional, validate_fields_
+from stiefelkit.numbers import integer, one_of, optional, validate_fields_
 from stiefelkit.training import data
 from stiefelkit.training.recipes import recipes_of
 from stiefelkit.training.tasks.task import Parted, Pieces, cross_entropy
@@ -70,8 +70,7 @@ class Chars(Parted):
 
     def __post_init__(self) -> None:
         sizes = {**dict.fromkeys(("T", "ahead"), integer(1, LONGEST)), "train_size": optional(integer(1))}
-        validate_fields_(self, "Chars", **sizes, file=of_type(str), reset=of_type(str))
-        known_words("Chars", "reset", [self.reset], RESETS)
+        validate_fields_(self, "Chars", **sizes, file=of_type(str), reset=one_of(*RESETS))
 
     @property
     def input_size(self) -> int:

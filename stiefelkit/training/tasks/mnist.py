@@ -80,7 +80,6 @@ class Mnist(DigitTask):
         return images(data.place(), data.device())
 
     def _read(self, images: Tensor) -> Tensor:
-        """Bytes (B, 784) to sequences (B, 784, 1)."""
         return (images.float() / 255).unsqueeze(-1)
 
 
