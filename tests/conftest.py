@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import os
 import signal
 import zlib
@@ -43,6 +44,18 @@ def pytest_collection_modifyitems(items):
         kept = max(8, round(3 * len(each) ** 0.5))
         for item in sorted(each, key=lambda item: zlib.crc32(item.nodeid.encode()))[kept:]:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keeps modules and cases, which stay, from the garbage collector: each full turn over them takes two seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_configure(config):

@@ -12,8 +12,9 @@ from stiefelkit.testing import check_parametrization, seeds
 
 triton = pytest.importorskip("triton")
 
-EDGES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 128, 129, 150]
-BATCHES = {2: 17, 16: 3, 33: 2}
+EDGES = [1, 2, 16, 17, 32, 33, 64, 65, 128, 129]
+"""Sizes that fill 16, 32, 64 or 128 rows, that leave most of them, and one that takes many launches."""
+BATCHES = {2: 5, 16: 3}
 """Others take one matrix: the interpreter is slow."""
 
 
@@ -41,7 +42,7 @@ of_both_maps = pytest.mark.parametrize("map", [cayley, exponential], ids=["cayle
 @pytest.mark.parametrize(("n", "is_complex"), [(n, False) for n in EDGES] + [(n, True) for n in (1, 2, 17, 33, 64)])
 @pytest.mark.usefixtures("_as_on_a_device")
 def test_frames_and_gradients_are_those_of_float64(map, n, is_complex):
-    for scale in (1.0, 1e4) if n in (2, 17, 65) else (1.0,):
+    for scale in (1.0, 1e4) if n in (2, 17) else (1.0,):
         v, phase, g = drawn(n, is_complex, scale)
         leaves = [v.requires_grad_()] + ([] if phase is None else [phase.requires_grad_()])
         w = map(v, n, n, phase=phase)
