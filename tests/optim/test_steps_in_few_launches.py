@@ -36,8 +36,8 @@ def walked(name, shape, dtype, count, settings, bad, steps=3) -> Any:
 
 
 SHAPES = [((6, 6), torch.float32, 1), ((5, 5), torch.complex64, 2), ((7, 4), torch.float32, 1)]
-# The step after one that was refused is seen at those sizes; these take two, as the interpreter is slow: a batch, and of
-# several tiles one, by turns.
+# The step after one that was refused is seen at those sizes; these take two, as the interpreter is slow: a batch, and
+# of several tiles one, by turns.
 BATCH = ((3, 9, 9), torch.float32, 1)
 TILED = [((65, 65), torch.float32, 1), ((100, 17), torch.float32, 1), ((33, 33), torch.complex64, 1)]
 CASES = [pytest.param(name, *case) for name in OPTIMIZERS for case in SHAPES] + [
