@@ -3,8 +3,7 @@
 import copy
 import functools
 import inspect
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -22,16 +21,7 @@ from stiefelkit.nn.decoders import RotationSites, check_sites, rotation_sites
 from stiefelkit.nn.folding import Matrix, Site, inner_of, kind_of, matrix_of, weight_and_bias_of
 from stiefelkit.nn.frozen import attribute
 from stiefelkit.nn.linear import HadamardLinear
-from stiefelkit.nn.rotation import (
-    absorb_norms_,
-    check_downs,
-    of_stream,
-    online_options,
-    rotate_,
-    site_of,
-    turn_downs,
-    turn_heads,
-)
+from stiefelkit.nn.rotation import absorb_norms_, check_downs, online_options, rotate_, turned_sites
 from stiefelkit.numbers import integer, optional
 
 
@@ -176,7 +166,7 @@ class Rotated(nn.Module):
         """Gives each layer a forward of its own for one call, and where the model's checkpoints compute anew."""
         r, *heads = (frame.weight for frame in self._frames())
         of_each: dict[nn.Module, list[Site]] = {}
-        for site in self._sites(r, heads):
+        for site in turned_sites(self.sites, r, heads, online_options(self.online)).values():
             of_each.setdefault(site.layer.owner if isinstance(site.layer, Matrix) else site.layer, []).append(site)
         forwards: list[_Attribute] = [(m, self._forward_of(m, own, r), "forward") for m, own in of_each.items()]
         for layer in of_each:
@@ -188,18 +178,6 @@ class Rotated(nn.Module):
                 forwards.append((module, partial(_checkpoint_again, vars(module)[name], forwards), name))
         with _attributes(forwards):
             yield
-
-    def _sites(self, r: Tensor, heads: list[Tensor]) -> Iterable[Site]:
-        found: dict[int, Site] = {}
-        for layer in self.sites.writers:
-            site_of(found, layer).outputs[:] = [of_stream(r)]
-        for layer in itertools.chain(self.sites.readers, *self.sites.norms.values()):
-            site_of(found, layer).inputs[:] = [of_stream(r)]
-        for one, q in zip(self.sites.heads, heads, strict=bool(heads)):
-            turn_heads(found, one, q)
-        if (options := online_options(self.online)) is not None:
-            turn_downs(found, self.sites.downs, options)
-        return found.values()
 
     def _forward_of(self, layer: nn.Module, sites: Sequence[Site], r: Tensor) -> Callable[..., Any]:
         """Returns what a layer computes; the head, embeddings and what stands beside them are not rounded."""

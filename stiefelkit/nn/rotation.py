@@ -77,16 +77,15 @@ def rotate_(
     needs(is_something, OptionError, "rotate_", "a rotation, heads= or online=True beside sites=", "none of them")
     r = None if rotation is None else checked_rotation(rotation, "a rotation")
     check_sites(sites, "rotate_")
-    fold = _Fold(sites, online_options(online))
     if r is not None:
         wanted = f"a rotation of the {sites.size} features of the stream"
         needs(len(r) == sites.size, ShapeError, "rotate_", wanted, tuple(r.shape))
-        fold.add_stream([of_stream(r)], r)
-    if heads is not None:
-        _turn_heads(fold.found, sites.heads, heads)
-    if fold.online is not None:
-        check_downs(sites.downs, fold.online)
-        turn_downs(fold.found, sites.downs, fold.online)
+    stacks = [] if heads is None else _stacks(sites.heads, heads)
+    if (options := online_options(online)) is not None:
+        check_downs(sites.downs, options)
+    fold = _Fold(sites, turned_sites(sites, r, stacks, options), options)
+    if r is not None:
+        fold.add_norms(r, is_turned=True)
     changes = fold.require()
     if check:
         fold.prove("rotate_", 0.0 if r is None else orthogonality_error(r).item())
@@ -109,12 +108,12 @@ def absorb_norms_(sites: RotationSites, *, check: bool = True) -> None:
     v = probes(sites.size, torch.device("cpu"))[0]
     generic = torch.eye(len(v), dtype=v.dtype, device="cpu") - 2 * torch.outer(v, v) / (v @ v)
     if check:
-        turned = _Fold(sites)
-        turned.add_stream([of_stream(generic)], generic)
+        turned = _Fold(sites, turned_sites(sites, generic))
+        turned.add_norms(generic, is_turned=True)
         turned.require()
         turned.prove("absorb_norms_", 0.0)
-    fold = _Fold(sites)
-    fold.add_stream([], generic)
+    fold = _Fold(sites, {})
+    fold.add_norms(generic, is_turned=False)
     fold.write(fold.require())
 
 
@@ -139,7 +138,7 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
     >>> torch.allclose(layer(norm(x)), before, atol=1e-6), norm.bias.abs().sum().item()
     (True, 0.0)
     """
-    fold = _Fold(None)
+    fold = _Fold(None, {})
     fold.add_norm(norm, readers)
     has_scale = norm in fold.affine and fold.affine[norm].values is not None
     needs(has_scale, OptionError, "absorb_norm_", "a norm with a scale of its own", kind_of(norm))
@@ -149,50 +148,47 @@ def absorb_norm_(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
 class _Fold:
     """Layers with what is to be folded into them, and norms that lose a scale, of a model if there are its sites."""
 
-    def __init__(self, sites: RotationSites | None, online: dict[str, Any] | None = None):
-        self.sites, self.online = sites, online
-        self.found: dict[int, Site] = {}
+    def __init__(self, sites: RotationSites | None, found: dict[int, Site], online: Mapping[str, Any] | None = None):
+        self.sites, self.found, self.online = sites, found, online
         self.affine: dict[nn.Module, Affine] = {}
 
-    def add_stream(self, turn: list[Factor], r: Tensor) -> None:
-        """Adds the factors of a residual rotation, none to absorb norms that do not commute with R."""
+    def add_norms(self, r: Tensor, is_turned: bool) -> None:
+        """Adds what norms lose that do not commute with R, which the stream is turned by or not."""
         assert self.sites is not None
-        norms, writers = self.sites.norms, self.sites.writers
+        norms = self.sites.norms
         for norm in norms:
             folding.require_filled(norm)
         is_centred = any(folding.layer_norm_eps(norm) is not None for norm in norms)
-        is_centred &= not (turn and _commutes(nn.LayerNorm(len(r), elementwise_affine=False), r))
+        is_centred &= not (is_turned and _commutes(nn.LayerNorm(len(r), elementwise_affine=False), r))
         centre = [Factor(len(r), lambda m: m - m.mean(-2, keepdim=True))] if is_centred else []
-        for layer in writers:
-            site_of(self.found, layer).outputs[:] = [*centre, *turn]
-        for layer in self.sites.readers:
-            site_of(self.found, layer).inputs[:] = turn
+        for layer in dict.fromkeys(self.sites.writers):
+            _site_of(self.found, layer).outputs[:0] = centre
         for norm, read in norms.items():
-            self.add_norm(norm, read, turn, r, is_centred)
+            self.add_norm(norm, read, r, is_turned, is_centred)
 
     def add_norm(
         self,
         norm: nn.Module,
         readers: Iterable[nn.Module],
-        turn: Sequence[Factor] = (),
         r: Tensor | None = None,
+        is_turned: bool = False,
         is_centred: bool = False,
     ) -> None:
-        """Adds what a norm loses, and what its readers get with the factors of R, if it is given."""
-        own, readers = _affine(norm, r, is_centred), [*readers]
+        """Adds what a norm loses, and what its readers get in front of the factors of R."""
+        own, readers = _affine(norm, r, is_centred), dict.fromkeys(readers)
         if own is not None:
             has_no_bias = any(folding.weight_and_bias_of(layer)[1] is None for layer in readers)
-            own = _with_bias(own, r) if turn and r is not None and not is_centred and has_no_bias else own
+            own = _with_bias(own, r) if is_turned and r is not None and not is_centred and has_no_bias else own
             self.affine[norm] = own._replace(is_replaced=is_centred and folding.layer_norm_eps(norm) is not None)
         g = None if own is None else own.values
         scale = [] if g is None else [Factor(len(g), lambda m, g=g: g.to(m.device)[:, None] * m)]
         shift = None if own is None or own.bias is None or own.new_bias is not None else own.bias.detach().double()
         for layer in readers:
-            site = site_of(self.found, layer)
+            site = _site_of(self.found, layer)
             got = f"{kind_of(layer)} behind two"
             needs(site.norm in (None, norm), OptionError, "Folding", "one norm in front of a layer", got)
             site.norm, site.shift = norm, shift
-            site.inputs[:] = [*scale, *turn]
+            site.inputs[:0] = scale
 
     def require(self) -> list[folding.Change]:
         """Checks all layers, and returns their changes."""
@@ -309,38 +305,57 @@ def checked_rotation(rotation: Tensor, what: str, who: str = "rotate_") -> Tenso
     return nearest
 
 
-def site_of(found: dict[int, Site], layer: nn.Module) -> Site:
+def _site_of(found: dict[int, Site], layer: nn.Module) -> Site:
     """Returns the site of a layer, which is added to those that were found."""
     return found.setdefault(id(layer), Site(layer))
 
 
-def _turn_heads(found: dict[int, Site], attentions: Sequence[Heads], heads: Tensor | Sequence[Tensor]) -> None:
+def turned_sites(
+    sites: RotationSites,
+    r: Tensor | None,
+    heads: Sequence[Tensor] = (),
+    options: Mapping[str, Any] | None = None,
+) -> dict[int, Site]:
+    """Returns the layers that rotations act on, by their ids, with the factors of these.
+
+    R acts on the stream, a stack of `heads` on the heads of keys and values of each attention, and a Hadamard transform
+    by its `options` on what `sites.downs` read.
+    """
+    found: dict[int, Site] = {}
+    if r is not None:
+        stream = Factor(len(r), lambda m: r.to(m.device) @ m)
+        for layer in sites.writers:
+            _site_of(found, layer).outputs[:] = [stream]
+        for layer in itertools.chain(sites.readers, *sites.norms.values()):
+            _site_of(found, layer).inputs[:] = [stream]
+    for one, stack in zip(sites.heads, heads, strict=bool(heads)):
+        size = len(folding.weight_and_bias_of(one.value)[0])
+        _site_of(found, one.value).outputs.append(_of_heads(stack, one.rows, size))
+        beside = stack.unflatten(0, (one.parts, -1)).transpose(0, 1)
+        shared = beside.repeat_interleave(one.count // one.groups, 0).flatten(0, 1)
+        rows = torch.arange(one.count * one.size, device="cpu")
+        _site_of(found, one.output).inputs.append(_of_heads(shared, rows, len(rows)))
+    if options is not None:
+        for layer in sites.downs:
+            n = folding.weight_and_bias_of(layer)[0].shape[-1]
+            _site_of(found, layer).inputs.append(Factor(n, lambda m: hadamard_transform(m.mT, **options).mT))
+    return found
+
+
+def _stacks(attentions: Sequence[Heads], heads: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """Returns a stack of rotations for each attention, one for each of its heads of keys and values."""
     each = [heads] * len(attentions) if isinstance(heads, Tensor) else [*heads]
     wanted = "heads= for a model whose values no clip nor norm acts on"
     needs(len(attentions) > 0, OptionError, "rotate_", wanted, "another")
     needs(len(each) == len(attentions), OptionError, "rotate_", f"heads= for {len(attentions)} attentions", len(each))
-    for one, given in zip(attentions, each, strict=True):
-        stack = checked_rotation(given, "heads")
+    stacks = [checked_rotation(given, "heads") for given in each]
+    for one, stack in zip(attentions, stacks, strict=True):
         wanted = [(one.size, one.size), (one.groups, one.size, one.size)]
         needs(stack.shape in wanted, ShapeError, "rotate_", f"heads= of a shape in {wanted}", tuple(stack.shape))
         most, rows = int(one.rows.max()), len(folding.weight_and_bias_of(one.value)[0])
         got = f"{kind_of(one.value)} with {rows}"
         needs(most < rows, ShapeError, "rotate_", f"value layers with the rows of all heads, up to {most}", got)
-        turn_heads(found, one, stack.expand(one.groups, one.size, one.size))
-
-
-def turn_heads(found: dict[int, Site], one: Heads, stack: Tensor) -> None:
-    """Adds the factors of a stack of rotations, one for each head of keys and values, to an attention's layers."""
-    site_of(found, one.value).outputs.append(_of_heads(stack, one.rows, len(folding.weight_and_bias_of(one.value)[0])))
-    beside = stack.unflatten(0, (one.parts, -1)).transpose(0, 1)
-    shared = beside.repeat_interleave(one.count // one.groups, 0).flatten(0, 1)
-    rows = torch.arange(one.count * one.size, device="cpu")
-    site_of(found, one.output).inputs.append(_of_heads(shared, rows, len(rows)))
-
-
-def of_stream(r: Tensor) -> Factor:
-    """Returns the factor of a rotation of the residual stream."""
-    return Factor(len(r), lambda m: r.to(m.device) @ m)
+    return [stack.expand(one.groups, one.size, one.size) for one, stack in zip(attentions, stacks, strict=True)]
 
 
 def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
@@ -355,13 +370,6 @@ def _of_heads(stack: Tensor, rows: Tensor, size: int) -> Factor:
 def online_options(online: bool | Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the options of `hadamard_transform` that `online=` gives, none for True; None for False."""
     return (dict(online) if isinstance(online, Mapping) else {}) if online else None
-
-
-def turn_downs(found: dict[int, Site], downs: Iterable[nn.Module], options: dict[str, Any]) -> None:
-    """Adds the factors of layers whose inputs are transformed by a Hadamard matrix."""
-    for layer in downs:
-        n = folding.weight_and_bias_of(layer)[0].shape[-1]
-        site_of(found, layer).inputs.append(Factor(n, lambda m: hadamard_transform(m.mT, **options).mT))
 
 
 def check_downs(downs: Sequence[nn.Module], options: dict[str, Any]) -> None:
