@@ -60,7 +60,9 @@ def run_its_tests(folder):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "task" else ()) for kind in KINDS]
+)
 def test_a_plugin_keeps_its_laws_or_runs_and_is_listed(kind, installed, capsys):
     folder, made = installed(kind)
     assert f"pip install -e {folder}" in capsys.readouterr().out

@@ -54,6 +54,7 @@ def test_a_net_is_fine_tuned_by_rotations_that_merge_and_fold(monkeypatch, capsy
         assert folded < 1e-4
 
 
+@pytest.mark.slow
 def test_certificates_of_convolutions_stand_on_layers_of_norm_1(monkeypatch, capsys):
     run("certified", "--epochs 8", monkeypatch)
     _, *rows = capsys.readouterr().out.splitlines()
@@ -103,6 +104,7 @@ def test_a_learned_rotation_lowers_the_error_of_four_bits_and_is_exported(monkey
     assert torch.export.load(tmp_path / "rotated.pt2").module()(torch.zeros(597, 64)).shape == (597, 10)
 
 
+@pytest.mark.slow
 def test_the_scan_of_reflectors_is_timed_beside_the_loop_and_a_chunked_form(monkeypatch, capsys):
     run("reflector_times", "--steps 64 --batch 1 --heads 1 --size 8 --rounds 1", monkeypatch)
     _, row = capsys.readouterr().out.splitlines()

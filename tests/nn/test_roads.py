@@ -47,7 +47,7 @@ def adapter(kind: str, options: Any, **of_adapter: Any) -> nn.Module:
 
 OF_TIME, OF_BATCH = ("T", "B", 3), ("B", "T", 3)
 LAYERS: dict[str, Layer] = {
-    "OrthogonalRNN": Layer(lambda **o: sk.nn.OrthogonalRNN(3, 8, 2, bidirectional=True, **o), OF_TIME, True),
+    "OrthogonalRNN": Layer(lambda **o: sk.nn.OrthogonalRNN(3, 8, bidirectional=True, **o), OF_TIME, True),
     "LinearTransitionRNN": Layer(lambda **o: sk.nn.LinearTransitionRNN(3, 8, trainable_h0=True, **o), OF_TIME, True),
     "OrthogonalRNNCell": Layer(lambda **o: sk.nn.OrthogonalRNNCell(3, 8, **o), ("B", 3)),
     "GORU": Layer(lambda **o: sk.nn.GORU(3, 8, **o), OF_TIME, True),

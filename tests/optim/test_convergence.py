@@ -13,7 +13,13 @@ from stiefelkit.metrics import orthogonality_error, rounding_limit, working_dtyp
 from stiefelkit.testing import seeds
 
 METRICS = ["canonical", "euclidean"]
-DTYPES = [torch.float32, torch.complex64]
+PROBLEMS = [
+    ((12, 12), torch.float32, "canonical"),
+    ((12, 12), torch.complex64, "euclidean"),
+    ((20, 5), torch.float32, "euclidean"),
+    ((20, 5), torch.complex64, "canonical"),
+]
+"""Each pair of a shape, a field and a metric once."""
 
 
 def random(*shape, dtype, seed):
@@ -51,9 +57,7 @@ def minimise(name, objective, shape, dtype, metric, lr, target):
     return found
 
 
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(12, 12), (20, 5)], ids=str)
+@pytest.mark.parametrize(("shape", "dtype", "metric"), PROBLEMS, ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_procrustes(name, shape, dtype, metric):
     """Min ||A W - B||_F^2 over frames with A = I: the polar factor of B."""
