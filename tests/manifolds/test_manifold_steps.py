@@ -12,6 +12,18 @@ from stiefelkit.testing import seeds
 
 
 @pytest.mark.parametrize("manifold", ALL, ids=repr)
+def test_gradients_at_rest_are_projections_and_what_is_off_by_rounding_is_not_kept(manifold):
+    w, g = init.haar((9, 2)), torch.randn(9, 2, dtype=torch.float64)
+    for method in (manifold.retr, manifold.expmap):
+        u = torch.zeros_like(w, requires_grad=True)
+        method(w, u).backward(g)
+        torch.testing.assert_close(u.grad, manifold.proju(w, g))
+    loose = w.float() * (1 + 1e-5)
+    moved = manifold.retr(loose, torch.zeros_like(loose))
+    assert orthogonality_error(moved) <= 1.2 * rounding_limit(2, torch.float32) + torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("manifold", ALL, ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(3, 3), (4, 3), (7, 2)])
 def test_gradients_of_steps_equal_finite_differences(manifold, shape, dtype):

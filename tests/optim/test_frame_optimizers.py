@@ -5,7 +5,18 @@ import math
 
 import pytest
 import torch
-from optimizers_at_hand import OPTIMIZERS, STATEFUL, Shapes, every_optimizer, excess, frame, gradient, group, run
+from optimizers_at_hand import (
+    OPTIMIZERS,
+    STATEFUL,
+    Shapes,
+    descend,
+    every_optimizer,
+    excess,
+    frame,
+    gradient,
+    group,
+    run,
+)
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
@@ -52,6 +63,29 @@ def test_closures_missing_gradients_and_frozen_groups(name):
     optimizer.zero_grad(set_to_none=False)
     optimizer.step()
     assert torch.equal(second, kept)
+
+
+@every_optimizer
+def test_sparse_gradients_of_frames_move_them_as_dense_ones(name):
+    w, twin = frame((6, 4)), frame((6, 4))
+    for p, sparse in ((w, True), (twin, False)):
+        optimizer = OPTIMIZERS[name](group(p), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.embedding(torch.tensor([1, 2]), p, sparse=sparse).square().sum().backward()
+            optimizer.step()
+    assert torch.equal(w, twin)
+
+
+@every_optimizer
+def test_weights_of_16_bits_train_through_a_frame_of_32(name):
+    seeds.reseed()
+    net = sk.orthogonal(nn.Linear(8, 8, dtype=torch.bfloat16), "weight", "stiefel")
+    optimizer = OPTIMIZERS[name](sk.optim.parameter_groups(net, lr=0.01, stiefel={"lr": 0.1}))
+    descend(optimizer, lambda: net(torch.ones(8, dtype=torch.bfloat16)).square().sum(), 5)
+    (coordinate,) = sk.coordinates(net, "weight").values()
+    assert (coordinate.dtype, net.weight.dtype) == (torch.float32, torch.bfloat16)
+    assert excess(coordinate) < 2.1
 
 
 @every_optimizer

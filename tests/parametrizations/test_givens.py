@@ -178,11 +178,11 @@ def test_fewer_rotations_refuse_a_frame_outside_their_image(options):
         assert torch.allclose(layer.weight, w, atol=1e-6)
 
 
-@pytest.mark.parametrize("n", [4, 5])
+@pytest.mark.parametrize(("n", "layers"), [(4, None), (5, None), (3, 6)])  # the last beyond full capacity
 @pytest.mark.parametrize("dtype", FIELDS)
-def test_haar_angles_make_haar_matrices(n, dtype):
+def test_haar_angles_make_haar_matrices(n, layers, dtype):
     count = 20_000
-    map = Givens((count, n, n), dtype=dtype)
+    map = Givens((count, n, n), dtype=dtype, layers=layers)
     coordinates, chart = map.initial("haar", seeds.generator())
     load_chart_(map, chart)
     w = map(*coordinates)
