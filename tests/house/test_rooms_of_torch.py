@@ -1,6 +1,7 @@
 """What is private of torch is taken in one file, and what is known of sharded tensors in few."""
 
 import ast
+import functools
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,11 @@ OVERRIDDEN = {"_apply", "_load_from_state_dict", "_save_to_state_dict"}
 """Methods of torch.nn.Module that are there for subclasses to replace and to call."""
 TORCH = {"F", "Tensor", "nn", "parametrize", "torch"}
 OF_SHARDING = {"DTensor", "device_mesh", "distribute_tensor", "full_tensor", "placements", "to_local"}
-SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+
+
+@functools.cache
+def sources() -> dict[str, ast.Module]:
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 
 
 @pytest.mark.parametrize("name", sorted(OVERRIDDEN))
@@ -58,10 +63,10 @@ def made(tree: ast.Module) -> Iterator[str]:
 
 def test_nothing_private_of_torch_is_named_outside_its_room() -> None:
     of_python = {"_asdict", "_exit", "_fields", "_getframe", "_replace"}
-    own = {name for tree in SOURCES.values() for name in made(tree)} | of_python
-    found = {path: sorted(set(private_names(tree, own))) for path, tree in SOURCES.items() if path != "_torch.py"}
+    own = {name for tree in sources().values() for name in made(tree)} | of_python
+    found = {path: sorted(set(private_names(tree, own))) for path, tree in sources().items() if path != "_torch.py"}
     assert {path: names for path, names in found.items() if names} == {}
-    assert len(set(private_names(SOURCES["_torch.py"], own))) > 15
+    assert len(set(private_names(sources()["_torch.py"], own))) > 15
 
 
 def words(tree: ast.Module) -> Iterator[str]:
@@ -80,8 +85,8 @@ def words(tree: ast.Module) -> Iterator[str]:
 def test_sharded_tensors_are_known_in_their_room_alone() -> None:
     found = {
         path: {word for word in words(tree) if word in OF_SHARDING or word.startswith("torch.distributed")}
-        for path, tree in SOURCES.items()
+        for path, tree in sources().items()
         if path not in ("tensors.py", "weights/change.py")
     }
     assert {path: names for path, names in found.items() if names} == {}
-    assert set(words(SOURCES["tensors.py"])) >= OF_SHARDING - {"DTensor"}
+    assert set(words(sources()["tensors.py"])) >= OF_SHARDING - {"DTensor"}
