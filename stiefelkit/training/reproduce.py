@@ -138,15 +138,27 @@ def finding(path: Path, row: Row | None = None, name: str = "") -> Finding:
     """
     folder = RunFolder.open(path) if row is None else opened(path, row)
     row = row or Row.of(name, folder.config)
-    headline, records = folder.config.build_task().headline, by_kind(folder)
-    best = max if row.by_accuracy else min
+    made = read_json(path / MADE) if (path / MADE).is_file() else {}
+    return _found(row, name or row.name, folder, by_kind(folder), made)
+
+
+def alike(runs: list[Finding]) -> list[Finding]:
+    """Returns what had come of each of some runs when the shortest had done its last evaluation."""
+    most, cut = min(run.last.step for run in runs), []
+    for run in runs:
+        records = {k: [line for line in lines if line["step"] <= most] for k, lines in run.records.items()}
+        cut.append(_found(run.row, run.name, run.folder, records, run.made))
+    return cut
+
+
+def _found(row: Row, name: str, folder: RunFolder, records: Records, made: dict[str, Any]) -> Finding:
+    headline, best = folder.config.build_task().headline, max if row.by_accuracy else min
     test, validation = ({line["step"]: line[headline] for line in records[k]} for k in ("test", "validation"))
-    needs(bool(test), RunError, f"Run {path}", "an evaluation in its log", "none yet; continue it")
+    needs(bool(test), RunError, f"Run {folder.path}", "an evaluation in its log", "none yet; continue it")
     chosen = best(validation, key=validation.__getitem__, default=None)
     first, last = (Score(test[step], step) for step in (best(test, key=test.__getitem__), max(test)))
     by_validation = None if chosen is None else Score(test[chosen], chosen)
-    made = read_json(path / MADE) if (path / MADE).is_file() else {}
-    return Finding(row, name or row.name, first, by_validation, last, folder, records, made)
+    return Finding(row, name, first, by_validation, last, folder, records, made)
 
 
 def write_page(out: Path, page: Path, figures: Figures | None = None, readme: Path | None = None) -> list[Path]:
@@ -216,7 +228,7 @@ def page_of(out: Path, page: Path) -> str:
     named = {run.name: run for run in reversed(runs)}
     look = SandboxedEnvironment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
     look.filters |= {"literal": _literal, "mean": statistics.fmean}
-    look.globals |= {"groups": groups, "runs": runs, "left_out": left_out, "summary": summary(groups)}
+    look.globals |= {"groups": groups, "runs": runs, "left_out": left_out, "summary": summary(groups), "alike": alike}
     look.filters["drifts"] = lambda log: [ratio for line in log if (ratio := worst_ratio(line)) is not None]
     look.globals |= {"run": named.__getitem__, "log": lambda name: run_folder.read_log(out / name / run_folder.LOG)}
     look.globals["missing"] = [row for row in papers.rows() if row.name not in named]
