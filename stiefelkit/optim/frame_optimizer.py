@@ -127,7 +127,12 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing."""
         needs(isinstance(state_dict, Mapping), CheckpointError, type(self).__name__, "a state dict", state_dict)
-        super().load_state_dict(self._check_state_dict(state_dict))
+        # As the last of the hooks, since those before it may mend what they are given.
+        check = self.register_load_state_dict_pre_hook(lambda _, loaded: self._check_state_dict(loaded))
+        try:
+            super().load_state_dict(dict(state_dict))
+        finally:
+            check.remove()
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a state dict with settings as they are called here."""

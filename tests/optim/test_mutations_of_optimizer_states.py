@@ -165,6 +165,14 @@ def test_a_state_of_before_may_lack_what_its_settings_do_not_make():
     assert all("momentum_buffer" in entry for entry in optimizer.state.values())
 
 
+def test_a_hook_may_mend_a_state_before_it_is_checked():
+    optimizer = trained("CayleySGD", 2)
+    good, before = copy.deepcopy(optimizer.state_dict()), snapshot(optimizer)
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: {**state, "param_groups": good["param_groups"]})
+    optimizer.load_state_dict({"state": good["state"], "param_groups": []})
+    assert equal(snapshot(optimizer), before)
+
+
 def test_the_momentum_of_sparse_gradients_is_loaded_if_it_is_finite():
     state = trained("CayleySGD", 2).state_dict()
     buffers = [entry["momentum_buffer"] for entry in state["state"].values() if "wear" not in entry]
