@@ -76,13 +76,6 @@ def usable_device(who: str, name: str, remedy: str = "use --device cpu") -> None
         raise OptionError(f"{who} needs a device that holds numbers, got {name!r}; {remedy}.") from error
 
 
-def usable_place(who: str, device: str, threads: int, seed: int) -> None:
-    """Raises OptionError unless something can be measured there, with so many CPU threads, from that seed."""
-    SEED.require(who, "seed", seed)
-    THREADS.require(who, "threads", threads)
-    usable_device(who, device)
-
-
 @contextlib.contextmanager
 def within_memory(who: str, sizes: str) -> Iterator[None]:
     """Turns a failure to allocate into an OptionError that names the sizes; other errors pass."""

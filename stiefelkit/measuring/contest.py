@@ -5,7 +5,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,9 +58,10 @@ class Schedule:
         if self.is_over:
             raise RunError(NO_TIME)
 
-    def part(self, share: float) -> "Schedule":
-        """Returns the schedule of a part that gets this share, above 0, of the time left."""
-        return Schedule(self.left * share, self._now)
+    def shared(self, parts: Sequence[T]) -> Iterator[tuple[T, "Schedule"]]:
+        """Gives each part, when it is its turn, with the schedule of its share of the time that is left then."""
+        for done, part in enumerate(parts):
+            yield part, Schedule(self.left / (len(parts) - done), self._now)
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ def races(
 ) -> Iterator[Race]:
     """Races size by size, parametrizations operation by operation too, and yields each race when it is over."""
     schedule = schedule or Schedule.of(plan)
-    for done, (n, p) in enumerate(plan.sizes):
+    for (n, p), part in schedule.shared(plan.sizes):
         problem = FrameProblem(n, p, plan.batch, torch_dtype(plan.dtype), torch.device(plan.device), {}, plan.seed)
-        part = schedule.part(1 / (len(plan.sizes) - done))
         contest = Contest(str(problem), plan.racing_peers(), watch, {}, part)
         with threads(plan.threads):
             if isinstance(plan, OptimizerRace):
@@ -51,9 +50,8 @@ def _of_maps(plan: ParametrizationRace, problem: FrameProblem, contest: Contest)
             return float(orthogonality_error(entries[name].weight()).max())
 
     ahead = [name for name in OPERATIONS if name in plan.operations]  # since "step" moves the coordinates
-    for done, operation in enumerate(ahead):
+    for operation, part in contest.schedule.shared(ahead):
         runs = {name: OPERATIONS[operation](entry, gradients[dtypes[name]]) for name, entry in entries.items()}
-        part = contest.schedule.part(1 / (len(ahead) - done))
         own = dataclasses.replace(contest, left_out=dict(contest.left_out), schedule=part)
         runs = own.tried(runs)
         errors = {name: error(name) for name in runs}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from cyclopts import Parameter, Token
 
-from stiefelkit.checks import STEP_LENGTH, Option, Sizes, known_words, tall_sizes, usable_place, words_of
+from stiefelkit import checks
+from stiefelkit.checks import STEP_LENGTH, Option, Sizes, known_words, tall_sizes, usable_device, words_of
 from stiefelkit.errors import OptionError, needs
 from stiefelkit.numbers import PRECISIONS, above, integer, one_of, validate_fields_
 from stiefelkit.optim import names_in_words, optimizers
@@ -55,8 +56,8 @@ class Machine:
     subject: ClassVar[str] = SUBJECT
 
     def __post_init__(self) -> None:
-        validate_fields_(self)
-        usable_place(self.subject, self.device, self.threads, self.seed)
+        validate_fields_(self, self.subject, seed=checks.SEED, threads=checks.THREADS)
+        usable_device(self.subject, self.device)
 
     def _set(self, **fields: object) -> None:
         for name, value in fields.items():

@@ -121,18 +121,17 @@ def gather(
     """Measures section by section, and yields the same record each time, when one is over."""
     schedule = schedule or Schedule.of(plan)
     record = Record(machine(plan.device, plan.threads, plan.dtype), command)
-    for number, section in enumerate(plan.sections):
-        start, place = time.monotonic(), f"{section} ({number + 1}/{len(plan.sections)})"
+    for number, (section, share) in enumerate(schedule.shared(plan.sections), 1):
+        start, place = time.monotonic(), f"{section} ({number}/{len(plan.sections)})"
         part = Part(section)
         record.parts.append(part)
-        share = schedule.part(1 / (len(plan.sections) - number))
 
         def placed(what: str, done: int, rounds: int, place: str = place) -> None:
             watch(f"{place}: {what}", done, rounds)
 
         part.races += RACES[section](plan.plan(section), placed, share)
         part.seconds = time.monotonic() - start
-        record.finished = number + 1 == len(plan.sections)
+        record.finished = number == len(plan.sections)
         yield record
 
 

@@ -247,13 +247,11 @@ def races(plan: ScanRace, watch: ProgressCallback = quiet, schedule: Schedule | 
     """Races case by case, and yields each race when it is over: ours before peers, and the fastest first."""
     schedule = schedule or Schedule.of(plan)
     with threads(plan.threads):
-        for done, case in enumerate(plan.cases):
+        for case, part in schedule.shared(plan.cases):
             if schedule.is_over:
                 yield Race(str(case), "forward_backward", [], {"all": NO_TIME})
             else:
-                part = schedule.part(1 / (len(plan.cases) - done))
-                contest = Contest(str(case), recurrence_peers, watch, {}, part)
-                yield _race(plan, drawn(plan, case), contest)
+                yield _race(plan, drawn(plan, case), Contest(str(case), recurrence_peers, watch, {}, part))
 
 
 def _entrants(plan: ScanRace, sequences: Sequences) -> dict[str, tuple[Enter, str]]:

@@ -4,7 +4,6 @@ Lists alone are a grid, whose combinations wait in the queue of the study; with 
 """
 
 import copy
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -28,7 +27,6 @@ from stiefelkit.training.tasks import create
 from stiefelkit.training.train import resume, train
 
 SUBJECT = "A sweep"
-SETTINGS = {item.name for item in dataclasses.fields(Settings)}
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -70,7 +68,7 @@ class Sweep:
             (options.setdefault(tables[0], {}) if tables else options)[entry] = value
         task, model = options.pop("task", ""), options.pop("model", "")
         needs(bool(task and model), OptionError, SUBJECT, 'task = "..." and model = "..."', f"{task!r} and {model!r}")
-        settings = {key: options.pop(key) for key in SETTINGS & options.keys()}
+        settings = {key: options.pop(key) for key in Settings.__dataclass_fields__ if key in options}
         return Config.resolve(create(task, options), model, Settings(**settings))
 
 
