@@ -48,14 +48,18 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Keeps modules and cases, which stay, from the garbage collector: each full turn over them takes two seconds."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
-        gc.freeze()
+        freeze_what_stays()
+
+
+def freeze_what_stays():
+    """Keeps modules, cases and caches from the garbage collector: each full turn over them takes two seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config):
@@ -70,10 +74,13 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol():
+def pytest_runtest_protocol(item, nextitem):
     # The whole protocol, so that fixtures are inside as well.
     with lowered_products() if IS_LOWERED else contextlib.nullcontext():
-        return (yield)
+        result = yield
+    if nextitem is not None and nextitem.path != item.path:
+        freeze_what_stays()
+    return result
 
 
 @pytest.fixture(autouse=True)
