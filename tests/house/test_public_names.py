@@ -104,9 +104,8 @@ def test_commands_on_the_pages_are_taken_with_all_their_options(page):
 
     add_tasks()
     for words in printed_commands(page.read_text()):
-        if not re.search(
-            r"damped|mymap|train load|cuda|\$", " ".join(words)
-        ):  # plugins, variables, a device that may be missing
+        # plugins, variables, a device that may be missing
+        if not re.search(r"damped|mymap|train load|cuda|\$", " ".join(words)):
             app.parse_args(words, exit_on_error=False, print_error=False)
 
 
