@@ -93,12 +93,15 @@ writable = functools.partial(reachable, what="written", remedy="")
 """Turns an OSError of writing into a RunError."""
 
 
-def parse_json(content: bytes) -> Any:
-    """Returns what JSON says; raises ValueError if it is none, too deeply nested, holds a key twice or NaN."""
+def parse_json(content: bytes) -> dict[str, Any]:
+    """Returns an object of JSON; raises ValueError if it is none, too deeply nested, holds a key twice or NaN."""
     try:
-        return json.loads(content, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
+        found = json.loads(content, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ValueError("it holds no object")
+    return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -205,8 +208,8 @@ def read_file(path: Path, root: Path | None = None, most: int | None = None) -> 
     raise OSError(errno.EFBIG, "it is too large", str(path))
 
 
-def read_json(path: Path, root: Path | None = None, most: int = LARGEST) -> Any:
-    """Returns what a JSON file of at most so many bytes says."""
+def read_json(path: Path, root: Path | None = None, most: int = LARGEST) -> dict[str, Any]:
+    """Returns the object in a JSON file of at most so many bytes."""
     return parse_json(read_file(path, root, most))
 
 

@@ -138,7 +138,8 @@ def finding(path: Path, row: Row | None = None, name: str = "") -> Finding:
     """
     folder = RunFolder.open(path) if row is None else opened(path, row)
     row = row or Row.of(name, folder.config)
-    made = read_json(path / MADE) if (path / MADE).is_file() else {}
+    with importing(f"Run {name or row.name}", path / MADE, RunError):
+        made = read_json(path / MADE) if (path / MADE).is_file() else {}
     return _found(row, name or row.name, folder, by_kind(folder), made)
 
 

@@ -345,7 +345,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "the folder above": ("oft", lambda f: f.parent, "folders peft"),
     "damaged tensors": ("oft", lambda f: (f / "adapter_model.safetensors").write_bytes(b"12") and f, "whole file"),
     "damaged json": ("oft", lambda f: (f / "adapter_config.json").write_text("{") and f, "whole file"),
-    "a list": ("oft", lambda f: (f / "adapter_config.json").write_text("[]") and f, "whole file"),
+    "a list": ("oft", lambda f: (f / "adapter_config.json").write_text("[]") and f, "no object"),
     "another method": ("oft", lambda f: edited(f, peft_type="LORA"), "LORA"),
     "the method of others": ("oft", lambda f: edited(f, peft_type="HRA"), "tensors of HRA"),
     "biases": ("oft", lambda f: edited(f, bias="all"), "bias"),
