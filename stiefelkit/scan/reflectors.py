@@ -23,8 +23,7 @@ from stiefelkit.functional._arithmetic.product import is_plain
 from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.numbers import FLAG, integer, optional
 from stiefelkit.scan.checks import DTYPES, check_shapes, lengths, row_counts
-from stiefelkit.scan.engines.borders import flaw_of_program
-from stiefelkit.scan.engines.reflections import LEAST, ROWS, Steps, reflect, reflect_back
+from stiefelkit.scan.engines.reflections import LEAST, ROWS, Steps, flaw_of_program, reflect, reflect_back
 from stiefelkit.scan.reference import exported_loop, loop
 
 REFLECTOR_BACKENDS = ("auto", "reference", "chunks", "triton")

@@ -1,8 +1,7 @@
 """Programs for GPUs. They need triton: `launch` imports them, by names of its own, where that is known to be there."""
 
-from .borders import pass_states
 from .groups import groups_back, groups_forward
-from .rotations import rotate_planes
+from .linear import pass_states, rotate_planes
 from .rows import rows_back, rows_forward
 from .tiles import tiles_back, tiles_forward
 from .transitions import prepare, prepare_back

@@ -9,13 +9,11 @@ They need triton: `launch` imports them, by names of its own, where that is know
 
 from .butterflies import rows_backward, rows_forward, rows_transform
 from .cayley import run_backward, run_forward
-from .commit import run_commit
 from .exponential import run_exponential, run_exponential_back
 from .meshes import mesh_backward, mesh_forward, mesh_turns
-from .moments import run_moments
-from .packing import run_skew, run_skew_back
+from .parts import run_skew, run_skew_back
 from .reflectors import reflectors_backward, reflectors_forward
-from .step import run_step
+from .step import run_commit, run_moments, run_step
 
 __all__ = [
     "mesh_backward", "mesh_forward", "mesh_turns", "reflectors_backward", "reflectors_forward", "rows_backward",

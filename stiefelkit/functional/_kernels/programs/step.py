@@ -1,4 +1,4 @@
-"""A step of small frames and its polishes: by a Cayley transform, or straight along a field."""
+"""A step of small frames and its polishes, factors of steps by Adam's rule, and writing what a step has made."""
 
 import triton
 import triton.language as tl
@@ -106,3 +106,62 @@ def run_step(
                 tl.store(moved + here + part, rounded, mask=inside)
                 tl.store(rest + here + part, (value - rounded.to(tl.float64)).to(tl.float32), mask=inside)
         tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["batch", "each"])
+def run_moments(
+    norms, moments, counts, mixed, counted, scales, batch, each, first, second, share, inner, outer, rate, N: constexpr
+):
+    """K <- K + 1, V <- V + SHARE (‖G‖^2 - V), and RATE / ((1 - b1^K) ((V / (1 - b2^K) + INNER)^1/2 + OUTER)).
+
+    `norms` are ‖G‖_F of each matrix of a batch, float64, `moments` V and `counts` K, one for so many matrices each,
+    float32; `mixed` and `counted` are those afterwards. `first` and `second` are log b1 and log b2. Without moments,
+    `mixed` is (1 - b2^K)^-1/2, and the factor RATE / (1 - b1^K). Factors of what has not been measured yet are 0.
+    """
+    at = tl.program_id(0) * N + tl.arange(0, N)
+    inside = at < batch
+    count = tl.load(counts + at // each, mask=inside, other=1.0) + 1.0
+    tl.store(counted + at // each, count, mask=inside)
+    b1 = 1.0 - tl.exp(count.to(tl.float64) * first)
+    b2 = 1.0 - tl.exp(count.to(tl.float64) * second)
+    if moments is None:
+        tl.store(mixed + at, 1.0 / tl.sqrt(b2), mask=inside)
+        root = b1
+    else:
+        norm = tl.load(norms + at, mask=inside, other=0.0)
+        v = tl.load(moments + at, mask=inside, other=0.0).to(tl.float64)
+        v += share * (norm * norm - v)
+        tl.store(mixed + at, v.to(tl.float32), mask=inside)
+        root = b1 * (tl.sqrt(v / b2 + inner) + outer)
+    # NaN stays.
+    tl.store(scales + at, tl.where(root == 0, 0.0, rate / root), mask=inside)
+
+
+@triton.jit
+def _are_at_most(values, count, most, BLOCK: constexpr):
+    """Returns 1 if none of so many values is larger, or NaN, else 0."""
+    line = tl.arange(0, BLOCK)
+    fit = line >= 0
+    for i in range(0, count, BLOCK):
+        value = tl.load(values + i + line, mask=i + line < count, other=0.0)
+        fit = fit & ((value <= most) | (i + line >= count))
+    return (tl.reduce(fit.to(tl.int32), 0, plus) == BLOCK).to(tl.int32)
+
+
+@triton.jit
+def run_commit(olds, news, counts, values, sizes, mosts, holds, refused, frames, BLOCK: constexpr):
+    """Writes `news` over `olds`, tensors of so many integers of 32 bits, if all `values` are at most `mosts`.
+
+    `values` are float32 or float64, `sizes` of them; `holds` is None or a truth value that counts as well; `refused`
+    are as many numbers as `frames`, to which 1 is added where nothing is written.
+    """
+    fit = 1
+    if holds is not None:
+        fit = tl.load(holds).to(tl.int32)
+    for k in tl.static_range(len(values)):
+        fit = fit * _are_at_most(values[k], sizes[k], mosts[k], BLOCK)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    for k in tl.static_range(len(olds)):
+        inside = (at < counts[k]) & (fit != 0)
+        tl.store(olds[k] + at, tl.load(news[k] + at, mask=inside), mask=inside)
+    tl.store(refused + at, tl.load(refused + at, mask=at < frames) + (1 - fit), mask=at < frames)
