@@ -18,7 +18,7 @@ import stiefelkit as sk
 from benchmarks.suite import Suite, size_of
 from stiefelkit._torch import TorchDispatchMode, is_view_operator
 from stiefelkit.errors import StiefelkitError
-from stiefelkit.functional._arithmetic.reads import without_reads
+from stiefelkit.functional._arithmetic.devices import without_reads
 from stiefelkit.functional._kernels import launch
 from stiefelkit.measuring.clock import Run
 from stiefelkit.measuring.implementations import (

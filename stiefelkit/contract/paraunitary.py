@@ -14,7 +14,7 @@ from stiefelkit.contract.composite import Composite, Inner, made_elsewhere
 from stiefelkit.contract.param import Parametrization, Position, Traits, check_tensor
 from stiefelkit.errors import ImageError, NotAFrameError, ShapeError, needs
 from stiefelkit.functional import polish
-from stiefelkit.functional._arithmetic.reads import may_sync_host
+from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.functional._packing import remembered
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error
 from stiefelkit.tensors import coarser, working_dtype

@@ -24,10 +24,9 @@ from stiefelkit.functional._packing import (
 )
 from stiefelkit.functional._polar import msign, nearest_frame, polar_factor
 from stiefelkit.functional._polish import polish, split_defect
-from stiefelkit.functional._rotations.brickwall import brickwall
+from stiefelkit.functional._rotations.brickwall import brickwall, mesh_size
 from stiefelkit.functional._rotations.butterfly import butterfly, butterfly_inverse, rotate_butterfly
 from stiefelkit.functional._rotations.inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse
-from stiefelkit.functional._rotations.layout import mesh_size
 from stiefelkit.functional._stiefel.geodesics import geodesic, geodesic_logarithm
 from stiefelkit.functional._stiefel.polar_step import polar_increment
 from stiefelkit.functional._stiefel.retractions import (

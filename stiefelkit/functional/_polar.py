@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError, RankError, ShapeError, needs
+from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
 from stiefelkit.functional._arithmetic.product import opaque, plus_product
-from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import orthogonality_error, working_dtype
 from stiefelkit.numbers import FLAG, PRECISION, at_least

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import ShapeError, needs
-from stiefelkit.functional._arithmetic import float64
-from stiefelkit.functional._arithmetic.float64 import splits
+from stiefelkit.functional._arithmetic import devices
+from stiefelkit.functional._arithmetic.devices import splits
 from stiefelkit.functional._arithmetic.function import Context, Function
 from stiefelkit.functional._arithmetic.product import product
 from stiefelkit.metrics import defect
@@ -62,7 +62,7 @@ def polished(w: Tensor) -> Tensor:
 def rounded_defect(w: Tensor, remainder: Tensor | None = None) -> Tensor:
     """Returns M^H M - I of M = W + remainder, computed in float64 or by `split_defect`, in W's dtype."""
     dtype = torch.complex128 if w.is_complex() else torch.float64
-    if w.dtype != dtype and (not w.is_cpu or float64.declared_weak is not None) and splits(w):
+    if w.dtype != dtype and (not w.is_cpu or devices.declared_weak is not None) and splits(w):
         return split_defect(w, remainder)
     p, exact = w.shape[-1], w.to(dtype)
     if remainder is not None:

@@ -15,7 +15,7 @@ from stiefelkit.functional._packing import remembered
 from stiefelkit.nn.conv import channels, each_axis
 from stiefelkit.numbers import one_of
 from stiefelkit.tensors import coordinate_dtype
-from stiefelkit.weights.coordinate_parameters import CoordinateParameters
+from stiefelkit.weights.modules import CoordinateParameters
 
 
 class _CayleyConv(CoordinateParameters):

@@ -33,8 +33,8 @@ from stiefelkit.scan.dispatch import prefers_loop
 from stiefelkit.tensors import coordinate_dtype, followed, keep_precision
 from stiefelkit.weights.attach import orthogonal
 from stiefelkit.weights.change import reset_
-from stiefelkit.weights.coordinate_parameters import CoordinateParameters
 from stiefelkit.weights.find import coordinate_list_of
+from stiefelkit.weights.modules import CoordinateParameters
 
 Field = Literal["real", "complex"]
 _STACK = {"num_layers": integer(1), "bidirectional": FLAG, "dropout": at_least(0, most=1)}

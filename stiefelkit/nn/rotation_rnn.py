@@ -14,7 +14,7 @@ from stiefelkit._torch import is_traced
 from stiefelkit.contract.param import Parametrization
 from stiefelkit.errors import DtypeError, NonFiniteError, NotAFrameError, OptionError, ShapeError, needs, shown
 from stiefelkit.functional import product
-from stiefelkit.functional._arithmetic.float64 import float64_is_weak
+from stiefelkit.functional._arithmetic.devices import float64_is_weak
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.nn.recurrent import Field, GRULayers, States, Steps, require_options, without_autocast
 from stiefelkit.numbers import FLAG, above, as_python_number, at_least, integer

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from stiefelkit._torch import copy_each, write_count
+from stiefelkit.functional._arithmetic.devices import switch
 from stiefelkit.functional._arithmetic.norms import Norms, norms_of
 from stiefelkit.functional._arithmetic.product import FullPrecision
-from stiefelkit.functional._arithmetic.reads import switch
-from stiefelkit.functional._kernels.step import commit
+from stiefelkit.functional._kernels.launch import commit
 from stiefelkit.metrics import frame_tolerance, rounding_limit, working_dtype
 from stiefelkit.tensors import full_tensor, is_sharded, local_part, placed_like
 

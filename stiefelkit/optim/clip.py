@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.functional import riemannian_gradient
+from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.functional._arithmetic.norms import norms_without_sync
 from stiefelkit.functional._arithmetic.product import FullPrecision
-from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.numbers import FLAG, Check, is_number
 from stiefelkit.optim.batch import buckets
 from stiefelkit.optim.checks import listed

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from stiefelkit._torch import check_capture, unhooked_step
 from stiefelkit.errors import CheckpointError, needs
-from stiefelkit.functional._arithmetic.reads import without_reads
+from stiefelkit.functional._arithmetic.devices import without_reads
 from stiefelkit.numbers import as_python_number
 from stiefelkit.optim import checks
 from stiefelkit.optim.batch import Bucket, Group, Sorted, begin_buckets
-from stiefelkit.optim.checkpoint import check_entries, check_states, without_remainders
 from stiefelkit.optim.settings import RATE, WEIGHT_DECAY, Setting, document_settings, signature
 
 _EXAMPLE = """\
@@ -137,7 +136,7 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns a state dict with settings as they are called here."""
         state_dict = as_python_number(dict(state_dict), keep=Tensor)
-        check_states(self, state_dict, self.free_optimizer)
+        checks.check_states(self, state_dict, self.free_optimizer)
         # Copies, as a state is written to; torch.optim.SGD has None for a momentum that is not there.
         states = {
             key: {
@@ -153,10 +152,10 @@ class FrameOptimizer(torch.optim.Optimizer, ABC):
             kind = saved.get("gradient", "exact")  # of 0.1, which had a part of it as well
             needs(kind == "exact", CheckpointError, who, "the exact gradient, in a new run", f"gradient={kind!r}")
             full = self._checked({**self.defaults, **group, **saved})
-            check_entries(who, group["params"], saved["params"], states, is_frame)
+            checks.check_entries(who, group["params"], saved["params"], states, is_frame)
             groups.append({key: full[key] for key in saved})
             dtypes |= {key: p.dtype for key, p in zip(saved["params"], group["params"], strict=True)}
-        return {**state_dict, "state": without_remainders(states, dtypes), "param_groups": groups}
+        return {**state_dict, "state": checks.without_remainders(states, dtypes), "param_groups": groups}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also what copies, and what loads a state dict; what is refused changes nothing."""

@@ -11,8 +11,8 @@ from stiefelkit.optim.checks import check_manifold, check_members, listed
 from stiefelkit.optim.settings import RATE
 from stiefelkit.tensors import is_sharded
 from stiefelkit.weights import optimizer_hooks
-from stiefelkit.weights.coordinate_parameters import CoordinateParameters
 from stiefelkit.weights.find import check_module, orthogonal_weights
+from stiefelkit.weights.modules import CoordinateParameters
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent
+from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.functional._arithmetic.norms import Norms
-from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import MOMENTUM, RATE, SHARED, SWITCH, WEIGHT_DECAY, Setting, at_least, one_of
 from stiefelkit.optim.steps import TangentOptimizer, gradient_with_momentum, rate

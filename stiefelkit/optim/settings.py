@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._arithmetic.reads import may_sync_host
+from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.numbers import PRECISION, Check, as_python_number, at_least, integer, is_number, one_of
 
 __all__ = [

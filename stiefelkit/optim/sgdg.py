@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit.functional import Tangent, norms_of
+from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.functional._arithmetic.norms import Norms
-from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.numbers import as_python_number, optional
 from stiefelkit.optim.batch import Bucket, Group
 from stiefelkit.optim.settings import (

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from stiefelkit.errors import NonFiniteError, NotAFrameError, OptimizerError, RankError
 from stiefelkit.functional import Tangent, cayley_increment, nearest_frame, norms_of, riemannian_gradient
+from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.functional._arithmetic.norms import Norms, probes
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._cayley.quotient import SHORT
-from stiefelkit.functional._kernels.launch import frame_step, takes
-from stiefelkit.functional._kernels.step import adam_in_one
+from stiefelkit.functional._kernels.launch import adam_in_one, frame_step, takes
 from stiefelkit.functional._polish import rounded_defect
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import working_dtype

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced, is_mapped, is_transformed
+from stiefelkit._torch import is_exported, is_in_forward_mode, is_jit_traced, is_mapped
 from stiefelkit.errors import DtypeError, OptionError, ShapeError, UnknownNameError, did_you_mean, needs, shown
 from stiefelkit.functional._arithmetic.function import Context, Function
-from stiefelkit.functional._arithmetic.product import opaque
+from stiefelkit.functional._arithmetic.product import may_be_differentiated, opaque
 from stiefelkit.numbers import integer, optional
 from stiefelkit.scan.activations import Activation, find_activation
 from stiefelkit.scan.checks import (
@@ -165,19 +165,8 @@ def prefers_loop(steps: int | None) -> bool:
 
 def fused_scan(recurrence: Recurrence, tensors: Tensors) -> tuple[Tensor | None, Tensor]:
     """Runs a recurrence with a fast backend; see `scan` for the tensors."""
-    out, last, _ = _Scan.of(*tensors, recurrence, _may_be_differentiated(tensors))
+    out, last, _ = _Scan.of(*tensors, recurrence, may_be_differentiated(*tensors))
     return None if recurrence.last_only else out, last
-
-
-def _may_be_differentiated(tensors: Tensors) -> bool:
-    """Returns whether a backward pass may come; asked here, as grad mode is off inside of forward."""
-    if is_jit_traced():
-        return True
-    if not torch.is_grad_enabled():
-        return False
-    # A tensor that is mapped over does not say whether the one it stands for requires a gradient.
-    is_mapped = not torch.compiler.is_compiling() and is_transformed()
-    return is_mapped or any(t is not None and t.requires_grad for t in tensors)
 
 
 # Dynamo tells a forward without ctx from one with it by the number of its arguments: none may be starred.

@@ -12,8 +12,8 @@ from stiefelkit._torch import higher_order_scan
 from stiefelkit.errors import OptionError
 from stiefelkit.functional._arithmetic.product import FullPrecision, is_lowered, product
 from stiefelkit.scan.activations import find_activation
-from stiefelkit.scan.blocks import from_blocks, matrix_blocks, row_blocks
 from stiefelkit.scan.checks import Recurrence, Tensors
+from stiefelkit.scan.structures.structure import from_blocks, matrix_blocks, row_blocks
 
 Step = Callable[[Tensor, Tensor], Tensor]
 """Takes projected inputs and a state, both (B, .), to the next state."""

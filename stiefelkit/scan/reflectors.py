@@ -18,9 +18,9 @@ from stiefelkit.errors import (
     needs,
     shown,
 )
+from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.functional._arithmetic.function import Context, Function
 from stiefelkit.functional._arithmetic.product import is_plain
-from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.numbers import FLAG, integer, optional
 from stiefelkit.scan.checks import DTYPES, check_shapes, lengths, row_counts
 from stiefelkit.scan.engines.reflections import LEAST, ROWS, Steps, flaw_of_program, reflect, reflect_back

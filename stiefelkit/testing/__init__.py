@@ -26,22 +26,10 @@ from stiefelkit.testing.portable import refusing_reads
 from stiefelkit.testing.suite import F, Failure, LawBroken, Suite, laws_of
 
 __all__ = [
-    "LAWS",
-    "OPTIMIZER_LAWS",
-    "Case",
-    "Failure",
-    "LawBroken",
-    "OptimizerCase",
-    "cases",
-    "check_optimizer",
-    "check_parametrization",
-    "lowered_products",
-    "optimizer_cases",
-    "parametrize_optimizers_with_checks",
-    "parametrize_with_checks",
-    "random_coordinates",
-    "refusing_reads",
-]
+    "LAWS", "OPTIMIZER_LAWS", "Case", "Failure", "LawBroken", "OptimizerCase", "cases", "check_optimizer",
+    "check_parametrization", "lowered_products", "optimizer_cases", "parametrize_optimizers_with_checks",
+    "parametrize_with_checks", "random_coordinates", "refusing_reads",
+]  # fmt: skip
 suggest_names(__name__)
 
 LAWS: dict[str, Callable[[Case], None]] = laws_of(numerical.__name__, portable.__name__)

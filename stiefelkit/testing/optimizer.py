@@ -25,7 +25,7 @@ from stiefelkit.errors import (
     StiefelkitError,
 )
 from stiefelkit.functional import product
-from stiefelkit.functional._arithmetic.reads import without_reads
+from stiefelkit.functional._arithmetic.devices import without_reads
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, working_dtype
 from stiefelkit.optim.groups import frames, parameter_groups
 from stiefelkit.optim.steps import PROMISED

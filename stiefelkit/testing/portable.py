@@ -16,8 +16,8 @@ from stiefelkit._torch import TorchDispatchMode
 from stiefelkit.contract.param import coordinate_dtypes, load_chart_, rounded
 from stiefelkit.errors import ImageError, StiefelkitError, UnfilledError
 from stiefelkit.functional import nearest_frame
+from stiefelkit.functional._arithmetic.devices import without_reads
 from stiefelkit.functional._arithmetic.product import FullPrecision
-from stiefelkit.functional._arithmetic.reads import without_reads
 from stiefelkit.metrics import working_dtype
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import (

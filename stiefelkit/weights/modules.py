@@ -1,21 +1,22 @@
-"""The modules whose weights are parametrized: the class that torch gives them, and what they check before they load."""
+"""Modules whose weights are parametrized, or whose parameters are coordinates: their classes, and what they load."""
 
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from stiefelkit import _torch
 from stiefelkit.errors import CheckpointError, DtypeError, OptionError, shown
-from stiefelkit.tensors import is_sharding
+from stiefelkit.tensors import coordinate_dtype, is_sharding
 from stiefelkit.weights import find
+from stiefelkit.weights.checkpoint import entry_of
 from stiefelkit.weights.coordinate_list import CoordinateList, saved_plainly
-from stiefelkit.weights.coordinate_parameters import CoordinateParameters
 from stiefelkit.weights.find import WeightPath, held_parametrizations, lists_of, orthogonal_weights
-from stiefelkit.weights.optimizer_hooks import mark_replaced
+from stiefelkit.weights.optimizer_hooks import mark_replaced, watch_layer
 from stiefelkit.weights.outside_writes import Read, look_back, reads
 
 __all__ = ["check_state_dict"]
@@ -322,3 +323,64 @@ def check_tree(
     half = next((name for name in found.values() if name is not None), None) if empty is None and not prefix else None
     if half is not None:
         raise CheckpointError(f"{half} needs its coordinates, got a checkpoint with the description of its map alone.")
+
+
+class CoordinateParameters(nn.Module):
+    """A layer with parameters of its own that are coordinates: float32 or better under every cast and load.
+
+    `stiefelkit.optim.parameter_groups` gives them groups of their own, without weight decay.
+    """
+
+    coordinate_parameters: ClassVar[tuple[str, ...]] = ()
+    """Names of the coordinates, without the suffixes of layers and directions ("_l0_reverse")."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._announce()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Has optimizers warned that would shrink the coordinates."""
+        if self.coordinate_parameters:
+            watch_layer(self, _torch.class_name(self))
+
+    def coordinate_keys(self) -> dict[str, str]:
+        """Returns name of parameter, "angle_l0", to that of its coordinate, "angle".
+
+        Of a coordinate that torch's `register_parametrization` was given, these are the parameters behind it.
+        """
+        held = {key: key for key, p in self._parameters.items() if p is not None}
+        for key, behind in cast(nn.ModuleDict, self.parametrizations).items() if is_parametrized(self) else ():
+            if type(behind) is ParametrizationList:
+                held |= {f"parametrizations.{key}.{own}": key for own, _ in behind.named_parameters()}
+        names = self.coordinate_parameters
+        return {own: name for own, key in held.items() for name in names if f"{key}_l".startswith(f"{name}_l")}
+
+    def check_coordinates(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        """Raises CheckpointError or NonFiniteError if a coordinate would be loaded from what it cannot hold."""
+        for key in self.coordinate_keys():
+            if (name := f"{prefix}{key}") in state_dict:
+                ours = self.get_parameter(key)
+                entry_of(state_dict[name], name, name, ours, tuple(ours.shape), True)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.check_coordinates(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoordinateParameters":
+        held = [self.get_parameter(key) for key in self.coordinate_keys()]
+        own = {id(t) for p in held for t in (p, p.grad) if t is not None and not t.is_complex()}
+
+        def apply(t: Tensor) -> Tensor:
+            moved = fn(t)
+            wanted = coordinate_dtype(moved.dtype)
+            if id(t) not in own or moved.dtype == wanted:
+                return moved
+            # From what it was: no digit goes through the coarser dtype.
+            return (moved if t.is_meta or moved.is_meta else t).to(device=moved.device, dtype=wanted)
+
+        super()._apply(apply, recurse)
+        return self

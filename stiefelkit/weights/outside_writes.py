@@ -12,7 +12,7 @@ from stiefelkit._torch import held_buffers, is_transformed, unwrapped, write_cou
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.errors import NotAFrameError, OptionError, RankError, warn_caller
 from stiefelkit.functional import nearest_frame
-from stiefelkit.functional._arithmetic.reads import may_sync_host
+from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_limit
 from stiefelkit.tensors import coarser, is_sharded, working_dtype
 from stiefelkit.weights.optimizer_hooks import is_left_between_landings, was_moved

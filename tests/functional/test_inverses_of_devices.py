@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stiefelkit.functional import cayley, skew_size
-from stiefelkit.functional._arithmetic.reads import without_reads
+from stiefelkit.functional._arithmetic.devices import without_reads
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.testing import lowered_products, seeds
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import stiefelkit as sk
-from stiefelkit import errors
-from stiefelkit.metrics import lipschitz, operators
+from stiefelkit import errors, metrics
+from stiefelkit.metrics import lipschitz
 
 PADDED = ("circular", "zeros", "reflect", "replicate")
 WINDOWS = [(3, 1, 1, 1, 1), (2, 2, 0, 1, 2), (3, 1, 2, 2, 1), (3, 2, 2, 2, 1)]
@@ -115,7 +115,7 @@ def test_linear_layers_of_frames_are_isometries_without_a_size_or_a_bias(dtype: 
 
 @pytest.mark.parametrize("mode", PADDED)
 def test_what_is_too_large_to_take_apart_is_bounded_from_both_sides(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_WORK", 1000)
+    monkeypatch.setattr(metrics, "_WORK", 1000)
     for window in WINDOWS:
         layer = nn.Conv2d(4, 6, *window, padding_mode=mode)
         true = values_of(layer, SIZE, torch.float32).max().item()
@@ -142,12 +142,12 @@ TIGHT = {
 
 @pytest.mark.parametrize("case", TIGHT.values(), ids=TIGHT)
 def test_the_bound_of_a_convolution_is_tight(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_WORK", 1000)
+    monkeypatch.setattr(metrics, "_WORK", 1000)
     layer, shape = case
-    operator = operators._Operator(layer, shape, None)
+    operator = metrics._Operator(layer, shape, None)
     with operator.held(), monkeypatch.context() as patched:
-        patched.setattr(operators, "_NEAR", 0.0)
-        true = operators._lanczos(operator, 150).largest
+        patched.setattr(metrics, "_NEAR", 0.0)
+        true = metrics._lanczos(operator, 150).largest
     found = lipschitz(layer, shape)
     rounding = 10 * torch.finfo(layer.weight.dtype).eps
     assert 0.98 * true <= found.largest <= true * (1 + rounding) <= found.bound * (1 + 2 * rounding)

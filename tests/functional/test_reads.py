@@ -12,7 +12,7 @@ import stiefelkit as sk
 from benchmarks import launches
 from stiefelkit.errors import NonFiniteError
 from stiefelkit.functional import exponential, norms_of
-from stiefelkit.functional._arithmetic.reads import may_sync_host, without_reads
+from stiefelkit.functional._arithmetic.devices import may_sync_host, without_reads
 from stiefelkit.testing import LawBroken, refusing_reads, seeds
 
 GRADIENTS = [gradient((8, 5), seed=seed) for seed in range(6)]

@@ -9,9 +9,8 @@ from torch import nn
 import stiefelkit as sk
 from stiefelkit._torch import TorchDispatchMode
 from stiefelkit.errors import OptionError
-from stiefelkit.functional._arithmetic import float64
-from stiefelkit.functional._arithmetic.float64 import float64_is_weak, splits
-from stiefelkit.functional._arithmetic.reads import without_reads
+from stiefelkit.functional._arithmetic import devices
+from stiefelkit.functional._arithmetic.devices import float64_is_weak, splits, without_reads
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.optim import CayleySGD
 from stiefelkit.testing import check_optimizer, check_parametrization, seeds
@@ -25,7 +24,7 @@ HEAVY = {"mm", "bmm", "addmm", "baddbmm"} | {
 
 @pytest.fixture(name="weak")
 def _weak(monkeypatch):
-    monkeypatch.setattr(float64, "declared_weak", True)
+    monkeypatch.setattr(devices, "declared_weak", True)
 
 
 class Counter(TorchDispatchMode):
@@ -105,17 +104,17 @@ def test_devices_are_weak_by_their_capability(capability, expected, monkeypatch)
     assert float64_is_weak(torch.device("cuda")) == expected
     assert float64_is_weak(torch.device("mps"))
     assert not float64_is_weak(CPU)
-    large = torch.empty(0, float64.SMALLEST, device="meta")
+    large = torch.empty(0, devices.SMALLEST, device="meta")
     assert not splits(large)
     for declared in (True, False):
-        monkeypatch.setattr(float64, "declared_weak", declared)
+        monkeypatch.setattr(devices, "declared_weak", declared)
         assert splits(large) is declared
 
 
 def test_the_environment_declares_devices_weak_or_strong(monkeypatch):
     for word, expected in (("weak", True), ("strong", False), ("", None)):
         monkeypatch.setenv("STIEFELKIT_FLOAT64", word)
-        assert float64.is_weak_by_environment() is expected
+        assert devices.is_weak_by_environment() is expected
     monkeypatch.setenv("STIEFELKIT_FLOAT64", "slow")
     with pytest.raises(OptionError, match="slow"):
-        float64.is_weak_by_environment()
+        devices.is_weak_by_environment()

@@ -15,7 +15,7 @@ import stiefelkit as sk
 from stiefelkit import models
 from stiefelkit.testing import seeds
 
-ROOMS = ("contract", "functional", "manifolds", "metrics", "models", "nn", "optim", "parametrizations", "scan")
+ROOMS = ("contract", "functional", "manifolds", "models", "nn", "optim", "parametrizations", "scan")
 ROOMS = (*ROOMS, "training/tasks", "weights")
 NAMES = "arange as_tensor empty eye full hann_window linspace ones rand randint randn randperm tensor triu_indices"
 FACTORIES = [f"torch.{name}" for name in (*NAMES.split(), "zeros")]

@@ -12,7 +12,7 @@ from torch import nn
 import stiefelkit as sk
 from benchmarks import launches
 from stiefelkit import errors
-from stiefelkit.functional._arithmetic.reads import without_reads
+from stiefelkit.functional._arithmetic.devices import without_reads
 
 CONV, UP, CAYLEY = sk.nn.OrthogonalConv2d, sk.nn.OrthogonalConvTranspose2d, sk.nn.CayleyConv2d
 GEOMETRY = [  # (in, out, kernel, stride, dilation, groups) of images of 6 x 6

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 import stiefelkit as sk
 from stiefelkit import errors
 from stiefelkit.testing import seeds
-from stiefelkit.weights.coordinate_parameters import CoordinateParameters
 from stiefelkit.weights.find import orthogonal_weights
+from stiefelkit.weights.modules import CoordinateParameters
 
 
 class Layer(NamedTuple):

@@ -9,7 +9,7 @@ from compiled_programs import built, is_without_spills, machinery
 from optimizers_at_hand import OPTIMIZERS, excess, frame, gradient, group
 
 from stiefelkit.functional._kernels import launch
-from stiefelkit.functional._kernels.step import BLOCK, commit
+from stiefelkit.functional._kernels.launch import BLOCK, commit
 from stiefelkit.metrics import rounding_limit
 
 pytest.importorskip("triton")

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import stiefelkit as sk
 from stiefelkit import errors
-from stiefelkit.functional._arithmetic.reads import without_reads
+from stiefelkit.functional._arithmetic.devices import without_reads
 from stiefelkit.metrics import orthogonality_error, permitted_error
 from stiefelkit.testing import seeds
 from stiefelkit.testing.cases import saved_and_loaded

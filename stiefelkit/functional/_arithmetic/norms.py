@@ -8,7 +8,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from stiefelkit.functional._arithmetic.reads import switch
+from stiefelkit.functional._arithmetic.devices import switch
 from stiefelkit.metrics import working_dtype
 from stiefelkit.tensors import check_tensors
 

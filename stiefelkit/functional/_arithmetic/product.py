@@ -229,16 +229,17 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         needs(False, ShapeError, "product", "matrices", got)
     if a.dtype in (torch.float64, torch.complex128) or is_exported():
         return a @ b
-    if _may_be_differentiated(a, b):
+    if may_be_differentiated(a, b):
         return _Product.of(a, b)
     return _multiply(a, b)
 
 
-def _may_be_differentiated(a: Tensor, b: Tensor) -> bool:
+def may_be_differentiated(*tensors: Tensor | None) -> bool:
+    """Returns whether a derivative may come; outside of `forward`, in which no gradient is enabled."""
     # There requires_grad says nothing of what is mapped, and a tangent may come without it.
     if is_transformed() or is_jit_traced() or (not torch.compiler.is_compiling() and is_in_forward_mode()):
         return True
-    return torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    return torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])
 
 
 def plus_product(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.devices import may_sync_host, switch
 from stiefelkit.functional._arithmetic.norms import norms_of, probes
 from stiefelkit.functional._arithmetic.product import opaque, plus_product
-from stiefelkit.functional._arithmetic.reads import may_sync_host, switch
 from stiefelkit.metrics import working_dtype
 
 _SMALLEST_BLOCKED = 128

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_exporting
+from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
 from stiefelkit.functional._arithmetic.product import plus_product, product
-from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._cayley.quotient import inverse_by_lu, inverse_of_accretive
 from stiefelkit.functional._kernels import launch
 from stiefelkit.functional._packing import (

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_differentiated, is_view
+from stiefelkit.functional._arithmetic.devices import switch
 from stiefelkit.functional._arithmetic.function import Context, Function, by_transposing, keep
 from stiefelkit.functional._arithmetic.norms import bounds_of_skew, finite, probe
 from stiefelkit.functional._arithmetic.product import FullPrecision, add_product_, is_plain, opaque
-from stiefelkit.functional._arithmetic.reads import switch
 from stiefelkit.functional._packing import check_square, minus_adjoint
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import working_dtype

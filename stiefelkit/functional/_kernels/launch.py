@@ -1,8 +1,9 @@
-"""Small Cayley maps and steps in one launch of a GPU, a program a matrix; triton is imported at the first call."""
+"""Small maps and steps of optimizers in few launches of a GPU; triton is imported at the first call."""
 
 import contextlib
 import functools
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 
 from stiefelkit._torch import is_exporting
-from stiefelkit.functional._arithmetic.float64 import float64_is_weak
-from stiefelkit.functional._arithmetic.product import opaque
+from stiefelkit.functional._arithmetic.devices import float64_is_weak
+from stiefelkit.functional._arithmetic.product import is_plain, opaque
 from stiefelkit.functional._exponential.taylor import combinations
 
 PACKAGE = "stiefelkit.functional._kernels.programs"
@@ -30,6 +31,11 @@ ENTRIES = 32
 """Rows of a tile where matrices are filled and read."""
 PROGRAMS = 4
 """For each multiprocessor; each takes several matrices of a large batch."""
+MOST_PAIRS = 8
+"""Tensors that one launch of `commit` writes."""
+MOST_BOUNDS = 8
+"""Tensors that one launch of `commit` looks at."""
+BLOCK = 1024
 
 
 class Interpreter:
@@ -162,6 +168,75 @@ def frame_step(
     tensors = [_parts(w), _parts(lo), _parts(along), steps, _parts(moved), _parts(rest), defects]
     _run("run_step", w, 4, tensors, n, p, defects.numel(), WAY=way, MOST=most, TURNS=turns, **fixed)
     return moved, rest, defects
+
+
+def commit(
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    refused: Tensor,
+    bounds: Sequence[tuple[Tensor, float]],
+    holds: Tensor | None = None,
+) -> None:
+    """Writes tensors over others if all values are at most their bounds, none NaN, and something holds.
+
+    Args:
+        pairs: what is written over, and by what; of one shape each.
+        refused: float32 numbers, to which 1 is added where nothing is written.
+        bounds: values and the most that they may be.
+        holds: a tensor of one truth value.
+    """
+    pairs = [(old, new.to(old.dtype).resolve_conj()) for old, new in pairs]
+    tensors = [t for pair in (*pairs, *bounds, (refused,)) for t in pair if isinstance(t, Tensor)]
+    are_few = len(pairs) <= MOST_PAIRS and len(bounds) <= MOST_BOUNDS and is_at_hand(refused)
+    if are_few and is_plain(*tensors) and all([t.is_contiguous() for t in tensors]):
+        olds, news = ([_words(pair[side]) for pair in pairs] for side in range(2))
+        counts, values = [t.numel() for t in olds], [values for values, _ in bounds]
+        looked = tuple(values), tuple(t.numel() for t in values), tuple(most for _, most in bounds), holds
+        arguments = tuple(olds), tuple(news), tuple(counts), *looked, refused, refused.numel()
+        blocks = -(-max(refused.numel(), *counts, 1) // BLOCK)
+        start(PACKAGE, "run_commit", blocks, refused, *arguments, BLOCK=BLOCK)
+        torch.autograd.graph.increment_version([old for old, _ in pairs if not old.is_inference()])
+        return
+    for values, most in bounds:
+        fit = (values <= most).all()
+        holds = fit if holds is None else holds & fit
+    for old, new in pairs:
+        old.copy_(new) if holds is None else torch.where(holds, new, old, out=old)
+    if holds is not None:
+        refused.add_(holds.logical_not())
+
+
+def adam_in_one(
+    counts: Tensor,
+    betas: tuple[float, float],
+    moments: tuple[Tensor, Tensor, float, float] | None,
+    matrices: int,
+    rate: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Returns counts of steps and second moments after one more, and factors of steps; None where no program runs.
+
+    Args:
+        counts: of each frame, float32, shape (b,).
+        betas: decays of the moments.
+        moments: norms of gradients, float64, second moments, float32, of each matrix, and what is added to them and to
+            their roots; None for the corrections of moments of entries: of their roots, and of first moments.
+        matrices: of each frame.
+        rate: by which factors are multiplied.
+    """
+    norms, seen, inner, outer = moments or (None, None, 0.0, 0.0)
+    if not is_at_hand(counts) or not is_plain(counts) or not (seen is None or seen.dtype == torch.float32):
+        return None
+    batch, counted = counts.numel() * matrices, torch.empty_like(counts)
+    mixed, scales = counts.new_empty(batch), counts.new_empty(batch, dtype=torch.float64)
+    logs = [math.log(beta) if beta else -math.inf for beta in betas]
+    values = norms, None if seen is None else seen.contiguous(), counts.contiguous(), mixed, counted, scales
+    rule = (*logs, 1 - betas[1], inner, outer, rate)
+    start(PACKAGE, "run_moments", -(-batch // BLOCK), counts, *values, batch, matrices, *rule, N=BLOCK)
+    return counted, mixed, scales
+
+
+def _words(t: Tensor) -> Tensor:
+    """Returns the memory of a tensor as integers of 32 bits."""
+    return (torch.view_as_real(t) if t.is_complex() else t).reshape(-1).view(torch.int32)
 
 
 def _size(w: Tensor) -> int:

@@ -16,7 +16,7 @@ from stiefelkit.errors import ShapeError, needs
 from stiefelkit.functional._arithmetic.function import Context, Function, keep
 from stiefelkit.functional._arithmetic.product import bilinear_tangent, product
 from stiefelkit.functional._packing import check_complex, check_size, check_square, rotations
-from stiefelkit.functional._rotations.layout import check_angles
+from stiefelkit.functional._rotations.brickwall import check_angles
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors, dtype_of_parts
 

@@ -16,9 +16,9 @@ V + t W' (I + E)^(-1/2) P^H V; a V along P gets back the length that it loses, a
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.functional._arithmetic.norms import norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._cayley.quotient import quotient_of_skew
 from stiefelkit.functional._polar import quintics, times_shifted
 from stiefelkit.functional._polish import polished

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import RankError
-from stiefelkit.functional._arithmetic.float64 import float64_is_weak
+from stiefelkit.functional._arithmetic.devices import float64_is_weak
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._cayley.quotient import quotient_of_accretive, quotient_of_skew, short_product
 from stiefelkit.functional._packing import check_alike

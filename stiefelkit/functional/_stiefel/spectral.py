@@ -8,9 +8,9 @@ a square frame P = 0, and the direction is W msign(K).
 import torch
 from torch import Tensor
 
+from stiefelkit.functional._arithmetic.devices import may_sync_host, switch
 from stiefelkit.functional._arithmetic.norms import norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.functional._arithmetic.reads import may_sync_host, switch
 from stiefelkit.functional._packing import check_alike, minus_adjoint
 from stiefelkit.functional._polar import msign
 from stiefelkit.functional._stiefel.polar_step import inverse_root_less_one

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit.errors import ShapeError, needs
+from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.functional._arithmetic.norms import Norms, norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
-from stiefelkit.functional._arithmetic.reads import may_sync_host
 from stiefelkit.functional._packing import SMALLEST_COPIED, check_alike, minus_adjoint
 from stiefelkit.numbers import one_of
 from stiefelkit.tensors import check_tensors

@@ -17,7 +17,6 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import as_python_number
 from stiefelkit.optim import checks
 from stiefelkit.optim.batch import Group
-from stiefelkit.optim.checkpoint import check_states
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import Space
 from stiefelkit.optim.settings import Setting, at_least, document_settings, integer, is_number, signature
@@ -246,7 +245,7 @@ class Minimizer(torch.optim.Optimizer, ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, after all of it was checked; what is refused changes nothing."""
         state_dict = as_python_number(state_dict, keep=Tensor)
-        check_states(self, state_dict, torch.optim.LBFGS)
+        checks.check_states(self, state_dict, torch.optim.LBFGS)
         name = type(self).__name__
         names = {setting.name for setting in self.settings}
         groups = [

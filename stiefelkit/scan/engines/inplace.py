@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.blocks import read_blocks, row_blocks
 from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
+from stiefelkit.scan.structures.structure import read_blocks, row_blocks
 
 
 class InPlace:

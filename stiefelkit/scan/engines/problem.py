@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from stiefelkit.scan.activations import Loop, find_activation
-from stiefelkit.scan.blocks import fold, from_blocks, matrix_blocks, read_blocks, row_blocks
 from stiefelkit.scan.checks import Recurrence, Tensors
 from stiefelkit.scan.structures import STRUCTURES, Structure
+from stiefelkit.scan.structures.structure import fold, from_blocks, matrix_blocks, read_blocks, row_blocks
 
 CHUNK_BYTES = 512 * 1024
 """States of a chunk: a quarter to a half of a second-level cache."""

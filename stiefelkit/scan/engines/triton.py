@@ -17,8 +17,8 @@ from torch import Tensor
 
 from stiefelkit.functional._kernels.launch import HAS_TRITON, is_interpreted, start
 from stiefelkit.scan.activations import Activation
-from stiefelkit.scan.blocks import from_blocks, row_blocks
 from stiefelkit.scan.engines.problem import Gradients, Outcome, Problem
+from stiefelkit.scan.structures.structure import from_blocks, row_blocks
 
 PACKAGE = "stiefelkit.scan.kernels"
 

@@ -5,8 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from stiefelkit.scan.blocks import fold, matrix_blocks, read_blocks
-from stiefelkit.scan.structures.structure import Diagonal, Structure, along_circle
+from stiefelkit.scan.structures.structure import Diagonal, Structure, along_circle, fold, matrix_blocks, read_blocks
 
 
 class LowRank(Structure):

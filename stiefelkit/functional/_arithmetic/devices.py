@@ -1,6 +1,9 @@
-"""Which devices compute float64 slowly, and are spared its products."""
+"""What devices are spared: reads of values on the host, for which they are waited for, and float64 where it is slow."""
 
+import contextlib
 import os
+import threading
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,6 +14,31 @@ WEAK = frozenset({(8, 6), (8, 7), (8, 9), (11, 0)})
 """Compute capabilities with a 32nd or a 64th of the rate of float32, beside all from 12.0 on."""
 SMALLEST = 64
 """Columns from which on products are split; below, the number of operators counts."""
+
+
+class Switch(threading.local):
+    """Forbids reads on the host, thread by thread: one waits for the device, and ends the capture of its graph."""
+
+    forbidden = False
+
+
+switch = Switch()
+"""For lines that run so often that a call of `may_sync_host` counts."""
+
+
+def may_sync_host(t: Tensor) -> bool:
+    """Returns whether a value of a tensor may be branched on: on a CPU, outside of `without_reads`."""
+    return t.is_cpu and not switch.forbidden
+
+
+@contextlib.contextmanager
+def without_reads() -> Iterator[None]:
+    """Context in which this thread computes on a CPU as on other devices, which read no value on the host."""
+    before, switch.forbidden = switch.forbidden, True
+    try:
+        yield
+    finally:
+        switch.forbidden = before
 
 
 def is_weak_by_environment() -> bool | None:
