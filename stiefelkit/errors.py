@@ -22,8 +22,7 @@ __all__ = [
 
 _LISTED, _MEANT = 32, 4
 """The most names that are listed, and that are suggested."""
-_NEAR = 0.65
-"""Below this ratio of difflib a name is another word, "precision" for "reflections", and no slip."""
+_NEAR = 0.65  # below this ratio of difflib a name is another word, "precision" for "reflections", and no slip
 _SYNONYMS = {"unitary": "orthogonal", "riemannian": "stiefel", "nonlinearity": "activation"}
 
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-LARGEST = 2**24
-"""Bytes of JSON and TOML that are read, if nothing else is said."""
+LARGEST = 2**24  # bytes of JSON and TOML that are read, if nothing else is said
 MALFORMED = (
     OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
     AssertionError, SafetensorError,
@@ -89,8 +88,7 @@ def reachable(who: str, path: Path, what: str = "reached", remedy: str = "; choo
         raise RunError(f"{who} needs a place that can be {what}, got {path}: {error.strerror}{remedy}.") from error
 
 
-writable = functools.partial(reachable, what="written", remedy="")
-"""Turns an OSError of writing into a RunError."""
+writable = functools.partial(reachable, what="written", remedy="")  # turns an OSError of writing into a RunError
 
 
 def parse_json(content: bytes) -> dict[str, Any]:

@@ -26,12 +26,10 @@ FRAME_TOLERANCE = 100
 
 In bfloat16 and float16, where that would admit any matrix, at most 4 limits or 0.1, the larger.
 """
-_WORK = 2**32
-"""Multiplications in decompositions, up to a factor, and 128 times the numbers in them, begun by default."""
+_WORK = 2**32  # multiplications in decompositions, up to a factor, and 128 times the numbers in them, begun by default
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _FAILS = 1e-10
-_NEAR = 1.02
-"""Lanczos steps end where no stretch is larger than that found by more than this."""
+_NEAR = 1.02  # lanczos steps end where no stretch is larger than that found by more than this
 
 
 def orthogonality_error(w: Tensor) -> Tensor:

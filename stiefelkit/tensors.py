@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
 
-Device = torch.device | str | None
-"""The type of an argument `device`."""
-Generator = torch.Generator | None
-"""The type of an argument `generator`."""
+Device = torch.device | str | None  # the type of an argument `device`
+Generator = torch.Generator | None  # the type of an argument `generator`
 
 
 def check_tensors(who: str, *values: object) -> None:

@@ -11,8 +11,7 @@ from stiefelkit.cli.options import DEFAULTS, join_keys, words_of_file
 from stiefelkit.errors import OptionError
 
 CONFIG = "TOML file with options, those of a task in a table of its name; the command line overrides it."
-ALONE = ("train", "compare", "reproduce", "sweep")
-"""Commands that write runs, and refuse torchrun."""
+ALONE = ("train", "compare", "reproduce", "sweep")  # commands that write runs, and refuse torchrun
 
 app = App(
     name="stiefelkit",

@@ -12,8 +12,7 @@ from stiefelkit.cli.about import tables
 from stiefelkit.errors import OptionError, UnknownNameError, did_you_mean, needs
 
 SKELETONS = Path(__file__).parent / "skeletons"
-KINDS = ("parametrization", "optimizer", "model", "task")
-"""Kinds of plugins: each has a folder of templates."""
+KINDS = ("parametrization", "optimizer", "model", "task")  # kinds of plugins: each has a folder of templates
 
 
 def new_plugin(name: str, /, *, kind: str = "parametrization", out: Path = Path()) -> int:

@@ -22,8 +22,7 @@ T = TypeVar("T")
 Options = Annotated[T | None, Parameter(name="*")]
 """An argument whose fields are the options; None where no option is given."""
 
-asked: ContextVar[tuple[str, ...]] = ContextVar("asked", default=())
-"""The words of the command line."""
+asked: ContextVar[tuple[str, ...]] = ContextVar("asked", default=())  # the words of the command line
 
 
 def read_integer(text: str) -> int:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from stiefelkit.training.run_folder import Summary
     from stiefelkit.training.train import RunOutcome
 
-SEARCHED, ROWS = 50, 10
-"""Trials of a search that is not told how many, and of the table."""
+SEARCHED, ROWS = 50, 10  # trials of a search that is not told how many, and of the table
 
 
 def _train(

@@ -369,8 +369,7 @@ def check_frame(param: OrthogonalParam, w: Tensor) -> Tensor:
     return nearest_frame(w.to(tensors.working_dtype(param.dtype)))
 
 
-Parametrization = str | type[OrthogonalParam]
-"""The type of `parametrization=`: a registered name, or a class."""
+Parametrization = str | type[OrthogonalParam]  # the type of `parametrization=`: a registered name, or a class
 
 
 def each_frame(frames: Frames) -> tuple[Tensor, ...]:

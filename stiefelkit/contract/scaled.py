@@ -14,8 +14,7 @@ from stiefelkit.errors import NotAFrameError, OptionError
 from stiefelkit.numbers import Check, above
 from stiefelkit.tensors import coordinate_dtype, working_dtype
 
-GAIN = "gain"
-"""The name of the coordinate that a learned gain is."""
+GAIN = "gain"  # the name of the coordinate that a learned gain is
 _GAIN = Check(
     '{key} to be a positive number, "learned" or, in sk.orthogonal, "rms"',
     lambda gain: gain == "learned" if isinstance(gain, str) else above(0).holds(gain),

@@ -62,10 +62,8 @@ class View:
     """Shape of the matrices before the adjoint."""
     frame_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Shape of the frames, (*, n, p) with :math:`n ≥ p`."""
-    is_wide: bool = field(init=False, repr=False, compare=False)
-    """True if the frame is the adjoint of the matrix."""
-    is_plain: bool = field(init=False, repr=False, compare=False)
-    """True if the weight itself is the frame."""
+    is_wide: bool = field(init=False, repr=False, compare=False)  # true if the frame is the adjoint of the matrix
+    is_plain: bool = field(init=False, repr=False, compare=False)  # true if the weight itself is the frame
     _moved_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _back: tuple[int, ...] = field(init=False, repr=False, compare=False)
 

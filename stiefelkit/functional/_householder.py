@@ -39,10 +39,8 @@ from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
 from stiefelkit.tensors import check_tensors
 
-_MOVED = 1e-8
-"""Axes that a rotation moves by less than this stay where they are: below the rounding of float32."""
-_INDEPENDENT = 1e-10
-"""The least singular value of unit vectors that span a dimension."""
+_MOVED = 1e-8  # axes that a rotation moves by less than this stay where they are: below the rounding of float32
+_INDEPENDENT = 1e-10  # the least singular value of unit vectors that span a dimension
 _TINY = 1e-300
 
 

@@ -25,8 +25,7 @@ from stiefelkit.errors import DtypeError, ShapeError, needs
 from stiefelkit.numbers import check_counts
 from stiefelkit.tensors import check_tensors
 
-SMALLEST_COPIED = 256
-"""Rows from which subtracting while transposing crawls through memory."""
+SMALLEST_COPIED = 256  # rows from which subtracting while transposing crawls through memory
 _LARGEST_CACHED = 1 << 24
 _known: dict[tuple[Any, ...], Tensor] = {}
 

@@ -24,12 +24,10 @@ from stiefelkit.tensors import check_dtype, check_tensors
 
 _NEARLY_A_FRAME = 0.1
 _POLISHED_IN_ONE = 1e-8
-_LAST = (15 / 8, -10 / 8, 3 / 8)
-"""Of third order at 1: an error x becomes 5/2 x^3."""
+_LAST = (15 / 8, -10 / 8, 3 / 8)  # of third order at 1: an error x becomes 5/2 x^3
 _NEAR = 3e-3
 """Error from which `_LAST` takes over: 7e-8 after one of it, which is rounding in float32, and nothing after two."""
-_MARGIN = 1.01
-"""A polynomial serves up to this factor beyond its interval."""
+_MARGIN = 1.01  # a polynomial serves up to this factor beyond its interval
 
 
 def nearest_frame(w: Tensor) -> Tensor:

@@ -22,8 +22,7 @@ _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 _REACH = 3e-5
 """Frames within this times 1 + sqrt(p) may be moved: three times geoopt's tolerance. A polish leaves 3/4 of the square
 of it, below half the rounding limit of float32 up to p = 600, and what `geodesic_logarithm` takes for frames."""
-_LONG = 1e3
-"""Largest entry of a vector from which on it is looked at whether a step along it ends at a frame."""
+_LONG = 1e3  # largest entry of a vector from which on it is looked at whether a step along it ends at a frame
 
 
 class Stiefel(geoopt.Stiefel):

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ERROR = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
-HIGHEST = 1e9
-"""The largest error that is shown: beyond it a weight is lost, and would only squeeze the others."""
+HIGHEST = 1e9  # the largest error that is shown: beyond it a weight is lost, and would only squeeze the others
 
 
 def draw_drift(target: Path | io.BytesIO, curves: Sequence[DriftCurve], words: str, dpi: int = 200) -> None:

@@ -19,14 +19,11 @@ import numpy as np
 import torch
 
 Run = Callable[[], Any]
-Clock = Callable[[Run, int], float]
-"""Calls a function so many times, and returns the seconds that all of it took."""
+Clock = Callable[[Run, int], float]  # calls a function so many times, and returns the seconds that all of it took
 
 WARM_UPS = 3
-SMALLEST_SAMPLE = 1e-3
-"""Seconds: what is faster is called several times in a row, as often as this takes."""
-CPU_CACHE = 1 << 26
-"""Bytes that are written to clear the last cache of a CPU."""
+SMALLEST_SAMPLE = 1e-3  # seconds: what is faster is called several times in a row, as often as this takes
+CPU_CACHE = 1 << 26  # bytes that are written to clear the last cache of a CPU
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,8 @@ from stiefelkit.measuring.clock import Run, Timing, clock_of, race, replayed, wi
 from stiefelkit.measuring.plans import SUBJECT, Machine, TimingConfig
 
 UNIT = "the unit"
-QUICK = 45.0
-"""Seconds that a quick form measures."""
-NO_TIME = "the quick form had no time left for it."
-"""The reason for what a quick form leaves out."""
+QUICK = 45.0  # seconds that a quick form measures
+NO_TIME = "the quick form had no time left for it."  # the reason for what a quick form leaves out
 
 T = TypeVar("T")
 ProgressCallback = Callable[[str, int, int], None]

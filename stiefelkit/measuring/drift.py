@@ -34,8 +34,7 @@ PIXELS, CLASSES, IMAGES = 64, 10, 64
 """Sizes of the handwritten digits: numbers in an image, kinds, and images for each gradient."""
 FRAME_OPTIMIZER = "multiplicative_cayley"
 """Trains a parametrization with a frame as a coordinate, where the optimizer of the plan moves none."""
-QUICK_STEPS = 100
-"""Steps of a quick form, at most."""
+QUICK_STEPS = 100  # steps of a quick form, at most
 LAUNCHED = 100
 """Steps that are launched one by one before replays of a graph take over; these have to come to the same bits."""
 

@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
     from stiefelkit.measuring.implementations import Implementation
 
-SUBJECT = "The race"
-"""The first words of error messages."""
+SUBJECT = "The race"  # the first words of error messages
 WIDE_DTYPES = ("complex128", "complex64", "float32", "float64")
 """Names of the dtypes in which frames may be stored while an optimizer moves them."""
 UNCONSTRAINED = "unconstrained"
 """The name of the reference of drift: an ordinary weight that starts orthogonal and is held by nothing."""
-FACTORS = "factors"
-"""The name under which W in factors races beside the backends of the scan."""
+FACTORS = "factors"  # the name under which W in factors races beside the backends of the scan
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -406,10 +404,8 @@ class DriftPlan(Machine):
 _free, _of_frames = names_in_words()
 DriftPlan.__doc__ = (DriftPlan.__doc__ or "").replace("{free}", _free).replace("{of_frames}", _of_frames)
 
-SECTIONS = ("drift", "time", "scan")
-"""The sections of a report, in the order of measurement."""
-Scale = Mapping[str, Mapping[str, Any]]
-"""Section to fields of its plan, which say how much is measured."""
+SECTIONS = ("drift", "time", "scan")  # the sections of a report, in the order of measurement
+Scale = Mapping[str, Mapping[str, Any]]  # section to fields of its plan, which say how much is measured
 SQUARES = ((64, 64), (128, 128), (256, 256), (512, 512))
 USUAL: Scale = {
     "drift": {"steps": 1000, "look_every": 2},

@@ -30,8 +30,7 @@ from stiefelkit.measuring.tables import of_race
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-KIND = "stiefelkit measurements, 2"
-"""The kind that a file says it is of."""
+KIND = "stiefelkit measurements, 2"  # the kind that a file says it is of
 RACES: dict[str, Callable[[Any, ProgressCallback, Schedule], Iterator[Race]]] = {
     "drift": drift.races,
     "time": frames.races,

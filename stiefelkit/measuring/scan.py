@@ -21,8 +21,7 @@ from stiefelkit.measuring.plans import FACTORS, ScanCase, ScanRace, torch_dtype
 from stiefelkit.nn.rotation_rnn import LRU, RotationRNN
 from stiefelkit.scan import BACKENDS, Factored, find_activation, scan, scan_backend
 
-LOOP = "eager_loop"
-"""The peer that peak memory is compared with."""
+LOOP = "eager_loop"  # the peer that peak memory is compared with
 
 
 @dataclass

@@ -8,8 +8,7 @@ from stiefelkit.measuring.contest import DriftCurve, Race, Row
 from stiefelkit.measuring.implementations import near_orthogonal
 from stiefelkit.measuring.plans import UNCONSTRAINED
 
-STEPS = (0, 1, 100, 10_000, 100_000, 1_000_000)
-"""Steps up to which drift is shown."""
+STEPS = (0, 1, 100, 10_000, 100_000, 1_000_000)  # steps up to which drift is shown
 UNITS = {
     "seconds": ("ms", 1e3),
     "kernel_seconds": ("kernels ms", 1e3),

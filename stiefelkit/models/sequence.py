@@ -24,8 +24,7 @@ from stiefelkit.weights.find import orthogonal_weights
 MIN_DROPPED_STATES = 2**22
 """Numbers in all states of a sequence from which on it pays not to keep them: fewer are made faster than left out."""
 
-DrawReadOut = Callable[[nn.Linear], object]
-"""Draws the weights of a read-out, which is Glorot-uniform before."""
+DrawReadOut = Callable[[nn.Linear], object]  # draws the weights of a read-out, which is Glorot-uniform before
 
 
 class SequenceModel(nn.Module):

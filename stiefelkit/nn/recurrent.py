@@ -48,8 +48,7 @@ class Steps(TypedDict):
     last_only: bool
 
 
-States = tuple[Tensor | None, Tensor]
-"""All states, or None with `last_only`, and the last ones."""
+States = tuple[Tensor | None, Tensor]  # all states, or None with `last_only`, and the last ones
 
 
 def require_options(cls: type, parametrization: Parametrization | None, options: dict[str, Any]) -> None:

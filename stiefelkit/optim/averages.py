@@ -13,8 +13,7 @@ from stiefelkit.tensors import full_tensor, local_part, placed_like
 from stiefelkit.weights import optimizer_hooks
 from stiefelkit.weights.outside_writes import frame_tensors
 
-Memory = tuple[torch.device, int, tuple[int, ...]]
-"""Where a tensor lies: its device, its address and its shape."""
+Memory = tuple[torch.device, int, tuple[int, ...]]  # where a tensor lies: its device, its address and its shape
 
 
 def multi_avg_fn(decay: float | None = None) -> Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | int], None]:

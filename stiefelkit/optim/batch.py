@@ -30,12 +30,9 @@ Sorted = tuple[list[tuple[object, ...]], "list[Bucket]"]
 
 EXTERNAL_CHANGE = 0.1
 """||W^H W - I||_F over sqrt(p) from which a frame has been changed by something else than its optimizer."""
-_LARGEST = 1 << 22
-"""Numbers in a batch that is made by copying frames together."""
-_SEEN_COLUMNS = 16
-"""Columns whose lengths show whether a mean was written through `.data`."""
-_LOOK_EVERY = 8
-"""Steps from one look at them to the next."""
+_LARGEST = 1 << 22  # numbers in a batch that is made by copying frames together
+_SEEN_COLUMNS = 16  # columns whose lengths show whether a mean was written through `.data`
+_LOOK_EVERY = 8  # steps from one look at them to the next
 
 limit_of = functools.lru_cache(maxsize=256)(rounding_limit)
 """`stiefelkit.metrics.rounding_limit`, computed once for each number of columns and dtype."""

@@ -32,15 +32,11 @@ from stiefelkit.weights.optimizer_hooks import MANIFOLDS, Frame, frames, manifol
 TAKE_ANY_GRADIENT = (torch.optim.SGD, torch.optim.Adagrad)
 """Optimizers of torch that take sparse gradients, and know no capturing."""
 
-_FEW = 4
-"""Buckets of a group whose gradients are looked at one by one."""
-SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "rotation_sq", "square_avg")
-"""Means of squares: not negative."""
-MOMENTS = ("momentum_buffer", "exp_avg", "grad_avg", "lo")
-"""Of the shape of their parameter."""
+_FEW = 4  # buckets of a group whose gradients are looked at one by one
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "rotation_sq", "square_avg")  # means of squares: not negative
+MOMENTS = ("momentum_buffer", "exp_avg", "grad_avg", "lo")  # of the shape of their parameter
 _KNOWN = (*SQUARES, *MOMENTS, "step")
-_OF_ADAM = {"exp_avg", "exp_avg_sq", "step"}
-"""Of which there are all, or no two."""
+_OF_ADAM = {"exp_avg", "exp_avg_sq", "step"}  # of which there are all, or no two
 
 
 def check_group(name: str, settings: Sequence[Setting], group: Group) -> Group:

@@ -20,8 +20,7 @@ from stiefelkit.tensors import check_tensors, full_tensor
 from stiefelkit.weights.optimizer_hooks import MANIFOLDS, frames, manifold_of
 
 _MOST = Check("{key} >= 0", lambda value: is_number(value) and value >= 0)
-_SMALLEST = 64.0
-"""Unit that complex numbers are divided by at least, over the smallest normal number."""
+_SMALLEST = 64.0  # unit that complex numbers are divided by at least, over the smallest normal number
 
 
 @torch.no_grad()

@@ -29,10 +29,8 @@ from stiefelkit.optim.steps import (
     units_of,
 )
 
-FURTHEST = 0.5
-"""||W^H W - I||_F that no step goes beyond."""
-_POLISHES = 6
-"""From there they leave 0.19, 0.03, 6e-4, 3e-7, 6e-14 and nothing."""
+FURTHEST = 0.5  # ||W^H W - I||_F that no step goes beyond
+_POLISHES = 6  # from there they leave 0.19, 0.03, 6e-4, 3e-7, 6e-14 and nothing
 
 
 class Landing(FrameOptimizer):

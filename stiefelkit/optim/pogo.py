@@ -22,8 +22,7 @@ from stiefelkit.optim.steps import (
     rate,
 )
 
-LONGEST = 0.5
-"""||X^H X - I||_F to which a step is shortened, well within the reach of a step back."""
+LONGEST = 0.5  # ||X^H X - I||_F to which a step is shortened, well within the reach of a step back
 
 
 class StepBack(Retraction):

@@ -41,22 +41,17 @@ LARGEST = torch.finfo(torch.float64).max
 """Norm up to which a direction that is not read counts as finite."""
 ROUNDING = 4.0
 """Bound of the rounding in the tangent part of a gradient, over eps sqrt(p) and its norm; of an entry, over eps."""
-_LONGEST = 2.0
-"""Length of a step over sqrt(p) above which it is made in float64."""
-_MAX_POLISHES = 3
-"""Polishes that take any defect below `EXTERNAL_CHANGE` to the rounding limit."""
+_LONGEST = 2.0  # length of a step over sqrt(p) above which it is made in float64
+_MAX_POLISHES = 3  # polishes that take any defect below `EXTERNAL_CHANGE` to the rounding limit
 _MOST = 2.8
 """Error that a step of frames with a remainder may leave, over the threshold for a polish; without a remainder 2."""
 _THRESHOLD = {"exact": 0.6, "fast": 5.0}
 """Accumulated error from which the next increment takes it away, if it would leave more than `_MOST`."""
 _THRESHOLD_OF_SMALL = {"exact": 0.07, "fast": 1.0}
 """The same over sqrt(p), up to twice that for tall frames: small frames of few columns turn far by short steps."""
-_ROUNDS = {"exact": 8, "fast": 16}
-"""Steps after which a polish comes at the latest, if there is no remainder."""
-_ROUNDS_OF_SMALL = 6
-"""The same of frames of fewer than 32 rows."""
-_SMALLEST_PROBED = 128
-"""Columns from which an estimate of what is left of a defect costs little beside the defect."""
+_ROUNDS = {"exact": 8, "fast": 16}  # steps after which a polish comes at the latest, if there is no remainder
+_ROUNDS_OF_SMALL = 6  # the same of frames of fewer than 32 rows
+_SMALLEST_PROBED = 128  # columns from which an estimate of what is left of a defect costs little beside the defect
 _ORDINARY = 2.0**24
 """Factor of a direction up to which, and from whose inverse on, fourth powers of one that makes a step of length 1 stay
 in the range of float32."""

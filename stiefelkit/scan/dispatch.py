@@ -31,8 +31,7 @@ from stiefelkit.scan.structures import Factored
 
 BACKENDS = ("auto", "reference", "inplace", "triton")
 """Names that `scan` takes as `backend`."""
-MIN_FAST_STEPS = 8
-"""Steps below which a loop is faster."""
+MIN_FAST_STEPS = 8  # steps below which a loop is faster
 TENSORS = Tensors.__match_args__
 Arguments = Sequence[Any]
 Dims = Sequence[int | None]

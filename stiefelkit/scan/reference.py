@@ -15,8 +15,7 @@ from stiefelkit.scan.activations import find_activation
 from stiefelkit.scan.checks import Recurrence, Tensors
 from stiefelkit.scan.structures.structure import from_blocks, matrix_blocks, row_blocks
 
-Step = Callable[[Tensor, Tensor], Tensor]
-"""Takes projected inputs and a state, both (B, .), to the next state."""
+Step = Callable[[Tensor, Tensor], Tensor]  # takes projected inputs and a state, both (B, .), to the next state
 
 
 def reference_scan(recurrence: Recurrence, tensors: Tensors) -> tuple[Tensor | None, Tensor]:

@@ -28,8 +28,7 @@ from stiefelkit.scan.reference import exported_loop, loop
 
 REFLECTOR_BACKENDS = ("auto", "reference", "chunks", "triton")
 """Names that `reflector_scan` takes as `backend`."""
-TAUS = ("exact", "gated", "free")
-"""Names that `reflector_scan` takes as `tau`."""
+TAUS = ("exact", "gated", "free")  # names that `reflector_scan` takes as `tau`
 
 
 def reflector_scan(

@@ -18,8 +18,7 @@ from stiefelkit.scan.engines.triton import unsupported_device
 
 ROTATION_BACKENDS = ("auto", "reference", "chunks", "triton")
 """Names that `rotation_scan` takes as `backend`."""
-CACHED = 1 << 15
-"""Complex numbers that are multiplied and summed up at a time on a CPU."""
+CACHED = 1 << 15  # complex numbers that are multiplied and summed up at a time on a CPU
 
 
 def rotation_scan(

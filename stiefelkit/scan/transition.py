@@ -13,8 +13,7 @@ from stiefelkit.functional._kernels.launch import start
 from stiefelkit.scan.engines.planes import on_gpu, planes_of
 from stiefelkit.scan.engines.triton import PACKAGE
 
-BLOCK = 1024
-"""Numbers that a program takes at a time."""
+BLOCK = 1024  # numbers that a program takes at a time
 
 
 class Transition(NamedTuple):

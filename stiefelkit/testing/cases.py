@@ -20,8 +20,7 @@ from stiefelkit.testing.suite import Failure, LawBroken, require, require_within
 from stiefelkit.weights import attach
 from stiefelkit.weights.coordinate_list import CoordinateList
 
-Drawn = tuple[OrthogonalParam, tuple[Tensor, ...]]
-"""A map with its chart, and coordinates."""
+Drawn = tuple[OrthogonalParam, tuple[Tensor, ...]]  # a map with its chart, and coordinates
 T = TypeVar("T")
 
 
@@ -146,8 +145,7 @@ def cases(cls: type[OrthogonalParam], device: str = "cpu") -> list[Case]:
     return every
 
 
-_SMALL = 64
-"""Entries of a frame up to which derivatives in other modes, which are about modes, not sizes, are checked."""
+_SMALL = 64  # entries of a frame up to which derivatives in other modes, which are about modes, not sizes, are checked
 _IN_EVERY_DTYPE = ("frames", "gradients", "second_derivatives", "batch", "round_trip", "precision")
 """Laws whose bounds depend on the precision."""
 _IN_ONE_DTYPE = ("contract", "linear", "checkpoint", "functional_call")

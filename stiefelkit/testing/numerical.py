@@ -37,11 +37,9 @@ from stiefelkit.testing.cases import (
 from stiefelkit.testing.lowered import lowered_products
 from stiefelkit.testing.suite import require, require_refused, require_within
 
-_SMALL = 64
-"""Entries of a frame up to which its component is looked at."""
+_SMALL = 64  # entries of a frame up to which its component is looked at
 _DRAWS = 32
-_DIRECTIONS = 3
-"""Random directions along which a derivative is compared with a difference."""
+_DIRECTIONS = 3  # random directions along which a derivative is compared with a difference
 
 Function = Callable[..., Tensor]
 Tensors = tuple[Tensor, ...]

@@ -54,8 +54,7 @@ from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 _EXPONENTS = {True: (-44, -38, -30, -22, -12, 0, 19, 30, 38), False: (-320, -300, -200, -160, 0, 150, 160, 300)}
 """Powers of 10 of gradients, of single precision and of double."""
 _SMALL = ((6, 6), (7, 3), (2, 5, 4), (3, 1), (1, 1))
-_FEW = ((6, 6), (2, 5, 3))
-"""A square frame and a batch of tall ones: modes take their time."""
+_FEW = ((6, 6), (2, 5, 3))  # a square frame and a batch of tall ones: modes take their time
 
 
 def law_descent(case: OptimizerCase) -> None:

@@ -19,8 +19,7 @@ from stiefelkit.weights.optimizer_hooks import MANIFOLDS
 SHAPES = ((6, 6), (7, 3), (2, 5, 4), (6, 6), (4, 1))
 _DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 RATE = 0.05
-SAME = 1e-6
-"""Largest difference of two roads to one frame of a few rows, in single precision."""
+SAME = 1e-6  # largest difference of two roads to one frame of a few rows, in single precision
 
 
 @dataclass(frozen=True)

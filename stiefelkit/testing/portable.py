@@ -38,8 +38,7 @@ READS = frozenset(
     "linalg_eig linalg_lstsq linalg_matrix_exp masked_select nonzero unique_consecutive unique_dim".split()
 )
 """Operators for whose result, or for whose checks, a GPU is waited for."""
-_ON_THE_HOST = (Tensor.tolist, Tensor.numpy)
-"""Methods that read a CPU's memory without an operator."""
+_ON_THE_HOST = (Tensor.tolist, Tensor.numpy)  # methods that read a CPU's memory without an operator
 
 
 def law_schemes(case: Case) -> None:

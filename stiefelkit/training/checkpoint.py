@@ -18,8 +18,7 @@ from stiefelkit import files
 from stiefelkit.errors import RunError, needs
 
 KEPT = 2
-LARGEST = 2**30
-"""Bytes of the JSON, and of a log, at most."""
+LARGEST = 2**30  # bytes of the JSON, and of a log, at most
 TENSORS, STATE = "tensors.safetensors", "state.json"
 PREFIX, TEMPORARY = "step-", ".tmp-"
 PLAIN = type(None), bool, int, float, str

@@ -22,18 +22,15 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-SUBJECT = "Training"
-"""The first words of error messages."""
+SUBJECT = "Training"  # the first words of error messages
 SIZES = dict.fromkeys(("hidden_size", "steps", "batch_size", "eval_every", "log_every", "checkpoint_every"), integer(1))
 TABLES = ("task_options", "rates", "optimizers", "options", "optimizer_options")
 KINDS = dict.fromkeys(TABLES, checks.of_type(dict)) | {"seed": checks.SEED, "threads": checks.THREADS}
 KINDS |= {"schedule": one_of("constant", "cosine"), "lr": above(0), "clip_norm": at_least(0)}
-BY_COORDINATE = ("rates", "optimizers")
-"""Fields whose keys are names of coordinates."""
+BY_COORDINATE = ("rates", "optimizers")  # fields whose keys are names of coordinates
 HANDLED = ("params", "lr", "capturable", "differentiable", "foreach", "fused")
 """Arguments of optimizers that are no choice of a run: set here, or about how the step is carried out."""
-Group = dict[str, Any]
-"""A parameter group of an optimizer."""
+Group = dict[str, Any]  # a parameter group of an optimizer
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 VARIABLE = "STIEFELKIT_DATA"
-AUDIO = (".wav", ".flac", ".sph")
-"""Endings of recordings."""
+AUDIO = (".wav", ".flac", ".sph")  # endings of recordings
 REMEDY = f"name its folder with --data DIR or {VARIABLE}"
 
 _named: ContextVar[Path | None] = ContextVar("named", default=None)

@@ -22,14 +22,11 @@ from stiefelkit.training.tasks.task import evaluating
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-AT = "accuracy_at_"
-"""Begins the name of a score of so many steps."""
+AT = "accuracy_at_"  # begins the name of a score of so many steps
 Value = Callable[[dict[str, Any]], float | None]
 """Reads the value of a curve from one record of a log; None where the record has none."""
-Records = dict[str, list[dict[str, Any]]]
-"""Lines of a log by their kind."""
-PANELS = 6
-"""Generated sequences of a figure, at most."""
+Records = dict[str, list[dict[str, Any]]]  # lines of a log by their kind
+PANELS = 6  # generated sequences of a figure, at most
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from stiefelkit.training.config import Config
 CONFIG, LOG, CHECKPOINTS = "config.json", "log.jsonl", "checkpoints"
 DIGEST, PROCESSOR = "sha256", "processor"
 REMEDY = "put it back, or start another run with another --out"
-State = dict[str, Any]
-"""Entries of a checkpoint."""
+State = dict[str, Any]  # entries of a checkpoint
 MEASURED = ("ms_per_step", "cpu_seconds", "peak_bytes", "peak_device_bytes")
 """Keys of a line that tell of the machine, and may differ where all else is the same."""
 

@@ -19,8 +19,7 @@ from stiefelkit.optim import clip_grad_norm_
 from stiefelkit.training.config import Config
 from stiefelkit.training.tasks import Task
 
-Record = dict[str, Any]
-"""A line of the log."""
+Record = dict[str, Any]  # a line of the log
 
 
 @dataclass
@@ -49,8 +48,7 @@ class Session:
     step: int = 0
     window: Window = field(default_factory=Window)
     epoch_seconds: float = 0.0
-    graph: bool = False
-    """Whether steps replay CUDA graphs of the model, forward and backward."""
+    graph: bool = False  # whether steps replay CUDA graphs of the model, forward and backward
 
     def __post_init__(self) -> None:
         self._batches = self.task.batches_per_epoch(self.config.batch_size)

@@ -21,8 +21,7 @@ from stiefelkit.tensors import full_tensor, local_part
 EXTRA = "_extra_state"
 """The key of a description in a state dict; torch's name for what is neither parameter nor buffer."""
 _FORMAT = 1
-_LONGEST = 1 << 20
-"""Bytes of a description that are read; those written have a few hundred."""
+_LONGEST = 1 << 20  # bytes of a description that are read; those written have a few hundred
 _WITHIN_THE_LAW = 1e4
 """Up to here the law of scale says that any coordinates give a frame; beyond, the weight itself is looked at."""
 _SAVED_NAMES: dict[type, str] = {
@@ -31,8 +30,7 @@ _SAVED_NAMES: dict[type, str] = {
     SideBySide: "stiefelkit.parametrizations._inner:SideBySide",
 }
 """The names of wrappers in checkpoints. They stay when a class moves to another file."""
-_FIXED = ("shape", "field")
-"""Entries that no assignment changes."""
+_FIXED = ("shape", "field")  # entries that no assignment changes
 _REMEDY = "; to change it, load into the old kind of weight and assign that to the new one with sk.assign_"
 _OF_A_MEAN = "; integers of a mean of state dicts need to be those of one of them, as they are"
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)

@@ -482,8 +482,7 @@ class CoordinateList(parametrize.ParametrizationList):
             )
 
 
-_OWN = frozenset(dir(CoordinateList))
-"""Names that coordinates cannot be reached by."""
+_OWN = frozenset(dir(CoordinateList))  # names that coordinates cannot be reached by
 
 
 def saved_plainly() -> AbstractContextManager[object]:

@@ -34,8 +34,7 @@ __all__ = ["group_", "grouped", "ungroup_"]
 
 M = TypeVar("M", bound=nn.Module)
 
-_ENTRIES = 1 << 20
-"""Entries of all weights of a group: beyond, memory counts more than calls."""
+_ENTRIES = 1 << 20  # entries of all weights of a group: beyond, memory counts more than calls
 
 
 class grouped:

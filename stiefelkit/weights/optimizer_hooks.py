@@ -21,8 +21,7 @@ from stiefelkit._torch import write_count
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.errors import OptimizerError, enumerated, warn_caller
 
-MANIFOLDS = ("stiefel:canonical", "stiefel:euclidean")
-"""The manifolds that optimizers know, each with its metric."""
+MANIFOLDS = ("stiefel:canonical", "stiefel:euclidean")  # the manifolds that optimizers know, each with its metric
 
 
 class WatchedWeight(Protocol):
@@ -81,13 +80,11 @@ Entry = TypeVar("Entry")
 _Alive = dict[int, tuple[weakref.ref[T], Entry]]
 _watched: _Alive[WatchedWeight, tuple[bool, dict[str, str]]] = {}
 """By id: the coordinate lists alive, whether they hold frames, and the manifolds of coordinates."""
-_alone: _Alive[Tensor, str] = {}
-"""The frames alive that no coordinate list holds, and their manifolds."""
+_alone: _Alive[Tensor, str] = {}  # the frames alive that no coordinate list holds, and their manifolds
 _layers: _Alive[WatchedLayer, str] = {}
 """The layers alive that have coordinates of their own, and their names in messages."""
 _replaced: _Alive[Tensor, _Replaced] = {}
-_manifolds: list[type] = []
-"""Classes of manifolds; the tensors that say they are on one are watched too."""
+_manifolds: list[type] = []  # classes of manifolds; the tensors that say they are on one are watched too
 _hooks: list[RemovableHandle] = []
 _running: list[torch.optim.Optimizer] = []
 """The optimizers whose step waits for a hook here: torch iterates over its hooks then, and none may be removed."""

@@ -17,10 +17,8 @@ from stiefelkit.metrics import frame_tolerance, orthogonality_error, rounding_li
 from stiefelkit.tensors import coarser, is_sharded, working_dtype
 from stiefelkit.weights.optimizer_hooks import is_left_between_landings, was_moved
 
-_PROJECTED_FROM = 32
-"""Rounding limits from which a frame is projected: what optimizers leave in precision "fast" is 30."""
-_SAMPLE = 1024
-"""Entries of a frame that are added up to see whether it is still the one that was looked at."""
+_PROJECTED_FROM = 32  # rounding limits from which a frame is projected: what optimizers leave in precision "fast" is 30
+_SAMPLE = 1024  # entries of a frame that are added up to see whether it is still the one that was looked at
 
 
 Held = dict[str, Tensor | None] | dict[str, Tensor] | dict[str, nn.Parameter]
@@ -113,8 +111,7 @@ class Notes:
     it, with which torch cannot swap tensors. `held` is the dictionary of coordinates, `keys` has the key of each name.
     """
 
-    were_trained = False
-    """True once an optimizer of frames has moved any of them."""
+    were_trained = False  # true once an optimizer of frames has moved any of them
     strange = 0
     """The number of reads in training that found a frame off its manifold, before an optimizer of frames moved it."""
 
@@ -126,8 +123,7 @@ class Notes:
         self.manifolds = param.manifolds
         for name in self.manifolds:
             self._all.append(TensorSlot(held, keys[name], False))
-        self.places: tuple[list[Held], list[str]] = ([], [])
-        """The dictionaries that hold what is noted, and its keys."""
+        self.places: tuple[list[Held], list[str]] = ([], [])  # the dictionaries that hold what is noted, and its keys
         self.are_of_frames = any([slot.packed is not None for slot in self._all])
         """True if any of them must stay a frame."""
 

@@ -12,8 +12,7 @@ from stiefelkit.errors import OptionError, needs
 
 WEAK = frozenset({(8, 6), (8, 7), (8, 9), (11, 0)})
 """Compute capabilities with a 32nd or a 64th of the rate of float32, beside all from 12.0 on."""
-SMALLEST = 64
-"""Columns from which on products are split; below, the number of operators counts."""
+SMALLEST = 64  # columns from which on products are split; below, the number of operators counts
 
 
 class Switch(threading.local):
@@ -22,8 +21,7 @@ class Switch(threading.local):
     forbidden = False
 
 
-switch = Switch()
-"""For lines that run so often that a call of `may_sync_host` counts."""
+switch = Switch()  # for lines that run so often that a call of `may_sync_host` counts
 
 
 def may_sync_host(t: Tensor) -> bool:

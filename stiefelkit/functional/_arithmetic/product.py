@@ -32,8 +32,7 @@ class _Lowering:
         self.flags = backend.matmul
         self.lock = threading.Lock()
         self.holders = 0
-        self.setting: str | None = None
-        """The flag that `restore` sets again; None while products are not disabled."""
+        self.setting: str | None = None  # the flag that `restore` sets again; None while products are not disabled
 
     def is_set(self) -> bool:
         return self.flags.fp32_precision not in ("ieee", "none")

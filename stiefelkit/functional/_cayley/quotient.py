@@ -14,20 +14,14 @@ _SMALLEST_BLOCKED = 128
 _LEAF = 64
 _LARGEST_NORM = {torch.float32: 100.0, torch.complex64: 100.0, torch.float64: 5e3, torch.complex128: 5e3}
 """Frobenius norm up to which blocks serve: their error grows with its square, which the Schur complements may reach."""
-_TOLERANCE = 16.0
-"""Relative error in eps, about that of the products which make Q."""
+_TOLERANCE = 16.0  # relative error in eps, about that of the products which make Q
 _DEFECT = 1 / 24
 """Largest error of W^H W - I that a truncated series may cause, in eps sqrt(p): 14 % of a rounding limit."""
-_SMALLEST_SQUARED = 256
-"""From here on a block of A^2 is large enough to be multiplied by itself."""
-_SMALLEST_PROBED = 128
-"""From here on power steps take less time than a product."""
-_LARGEST_SCALE = 1e6
-"""Beyond, A^2 of a Q that counts may leave the range of float32."""
-SHORT = 64
-"""Terms of the sums of `short_product`."""
-_CONTRACTS = 0.25
-"""||Q||_2^2 below which Y = Q - Q Y is worth a turn; beyond, a polish follows the step anyway."""
+_SMALLEST_SQUARED = 256  # from here on a block of A^2 is large enough to be multiplied by itself
+_SMALLEST_PROBED = 128  # from here on power steps take less time than a product
+_LARGEST_SCALE = 1e6  # beyond, A^2 of a Q that counts may leave the range of float32
+SHORT = 64  # terms of the sums of `short_product`
+_CONTRACTS = 0.25  # ||Q||_2^2 below which Y = Q - Q Y is worth a turn; beyond, a polish follows the step anyway
 
 
 def quotient_of_skew(a: Tensor, scale: float) -> Tensor:

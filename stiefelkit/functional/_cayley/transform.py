@@ -32,12 +32,9 @@ from stiefelkit.functional._polish import polish
 from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
 from stiefelkit.tensors import check_tensors
 
-_LARGEST_IN_DOUBLE = 48
-"""Up to here the backward of a float32 frame in float64 costs about as much as in float32."""
-_SMALLEST_FAST = 128
-"""Below, LAPACK inverts no faster in float32 than in float64."""
-_SLACK = 1e-6
-"""Excess over 1 that entries of A may have after `cayley_inverse`."""
+_LARGEST_IN_DOUBLE = 48  # up to here the backward of a float32 frame in float64 costs about as much as in float32
+_SMALLEST_FAST = 128  # below, LAPACK inverts no faster in float32 than in float64
+_SLACK = 1e-6  # excess over 1 that entries of A may have after `cayley_inverse`
 _ROUNDING = 1e-10
 """Moves that gain so little more than another are no better, and the phase of so small a pivot means nothing."""
 

@@ -38,8 +38,7 @@ from stiefelkit.tensors import check_tensors
 _LARGEST_IN_DOUBLE = 32
 _LARGEST_KEPT = 512
 """Rows of a matrix whose powers a device keeps, 44 matrices; beyond, products cost more than their launches."""
-_WINDOW = (-0.97, -0.8)
-"""Eigenvalues of the Hermitian part below a gap in here are those near -1."""
+_WINDOW = (-0.97, -0.8)  # eigenvalues of the Hermitian part below a gap in here are those near -1
 
 
 def matrix_exp(

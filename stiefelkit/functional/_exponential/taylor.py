@@ -24,8 +24,7 @@ from stiefelkit.functional._packing import check_square, minus_adjoint
 from stiefelkit.functional._polish import polished
 from stiefelkit.metrics import working_dtype
 
-_LARGEST_IN_SINGLE = 8.0
-"""Norm above which the squarings would cost float32 too many of its digits."""
+_LARGEST_IN_SINGLE = 8.0  # norm above which the squarings would cost float32 too many of its digits
 _SQUARINGS = 20
 """Without host syncs: enough for ||A||_2 of some 2e5, turns of which float32 coordinates hold two digits."""
 _LONGEST = 2.0**18
@@ -40,8 +39,7 @@ _POWERS = (
 )
 """B_k = constant + combination of A, A^2, A^3; then A6 = B2 + B3^2 and sum_{j <= 12} A^j / j! = B0 + (B1 + A6) A6."""
 
-_FINE = 1e-10
-"""Error of frames in float64 that are rounded to float32."""
+_FINE = 1e-10  # error of frames in float64 that are rounded to float32
 Factors = tuple[Tensor, tuple[Tensor, ...]]
 
 

@@ -8,14 +8,11 @@ from torch import Tensor
 from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.functional._kernels.launch import PACKAGE, _parts, is_at_hand, start
 
-LONGEST = 1024
-"""Entries of a row that a program turns and transforms, eight times as many that it only transforms."""
-TALLEST = 512
-"""Rows of real columns, twice those of complex ones, that a program holds."""
+LONGEST = 1024  # entries of a row that a program turns and transforms, eight times as many that it only transforms
+TALLEST = 512  # rows of real columns, twice those of complex ones, that a program holds
 _OF_MESHES = (4, 256)
 """Columns of a program, and numbers of a warp: there each entry needs that of its partner beside it."""
-SHARES = 1024
-"""Programs that share the rows of all matrices, each with a sum of its own for the gradient of the angles."""
+SHARES = 1024  # programs that share the rows of all matrices, each with a sum of its own for the gradient of the angles
 
 
 def takes_rows(t: Tensor, n: int, largest: int = LONGEST) -> bool:

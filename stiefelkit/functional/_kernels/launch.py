@@ -22,19 +22,13 @@ PACKAGE = "stiefelkit.functional._kernels.programs"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Looked for once: torch 2.11 cannot trace the search for a package."""
 
-LARGEST = 128
-"""Rows of a real matrix, twice those of a complex one, that a program takes."""
+LARGEST = 128  # rows of a real matrix, twice those of a complex one, that a program takes
 TILE = 64
-HALF_TILE = 32
-"""Side of the tiles of exponentials, whose many products would spill registers in larger ones."""
-ENTRIES = 32
-"""Rows of a tile where matrices are filled and read."""
-PROGRAMS = 4
-"""For each multiprocessor; each takes several matrices of a large batch."""
-MOST_PAIRS = 8
-"""Tensors that one launch of `commit` writes."""
-MOST_BOUNDS = 8
-"""Tensors that one launch of `commit` looks at."""
+HALF_TILE = 32  # side of the tiles of exponentials, whose many products would spill registers in larger ones
+ENTRIES = 32  # rows of a tile where matrices are filled and read
+PROGRAMS = 4  # for each multiprocessor; each takes several matrices of a large batch
+MOST_PAIRS = 8  # tensors that one launch of `commit` writes
+MOST_BOUNDS = 8  # tensors that one launch of `commit` looks at
 BLOCK = 1024
 
 

@@ -26,14 +26,10 @@ from stiefelkit.functional._stiefel.tangents import Tangent, times
 from stiefelkit.metrics import working_dtype
 from stiefelkit.tensors import check_tensors
 
-_SERIES = (-1 / 2, 3 / 8, -5 / 16, 35 / 128, -63 / 256, 231 / 1024, -429 / 2048)
-"""Of (1 + x)^(-1/2) - 1, from x on."""
-_DEFECT = 1 / 48
-"""The truncation may add this much to ||W^H W - I||_F, in eps sqrt(p): 7 % of a rounding limit."""
-_LOWEST = 1e-2
-"""Without host syncs: smallest singular value of W - t U, over the largest, that the root is right for."""
-_LONG = 1e6
-"""Factor from which a float32 transform is computed in float64."""
+_SERIES = (-1 / 2, 3 / 8, -5 / 16, 35 / 128, -63 / 256, 231 / 1024, -429 / 2048)  # of (1 + x)^(-1/2) - 1, from x on
+_DEFECT = 1 / 48  # the truncation may add this much to ||W^H W - I||_F, in eps sqrt(p): 7 % of a rounding limit
+_LOWEST = 1e-2  # without host syncs: smallest singular value of W - t U, over the largest, that the root is right for
+_LONG = 1e6  # factor from which a float32 transform is computed in float64
 
 
 def polar_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None) -> Tensor:

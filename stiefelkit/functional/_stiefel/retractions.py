@@ -32,8 +32,7 @@ from stiefelkit.functional._polar import polar_factor
 from stiefelkit.functional._stiefel.tangents import Tangent, skew_part, tangent_part, tangent_parts
 from stiefelkit.tensors import check_tensors, working_dtype
 
-FEW = 32
-"""Columns below which the Gram matrix of a step is made in float64."""
+FEW = 32  # columns below which the Gram matrix of a step is made in float64
 
 
 def cayley_increment(w: Tensor, direction: Tangent, step: float | Tensor, *, defect: Tensor | None = None) -> Tensor:

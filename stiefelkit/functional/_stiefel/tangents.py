@@ -24,8 +24,7 @@ from stiefelkit.tensors import check_tensors
 
 METRICS = {"canonical": 1, "euclidean": 2}
 """The α of each: :math:`W Ω + V`, :math:`W^H V = 0`, has the squared length :math:`α / 2 ‖Ω‖_F^2 + ‖V‖_F^2`."""
-_CANCELLED = 0.25
-"""Share of the gradient below which the rest after one projection is projected again."""
+_CANCELLED = 0.25  # share of the gradient below which the rest after one projection is projected again
 
 
 def alpha_of(who: str, metric: str) -> int:

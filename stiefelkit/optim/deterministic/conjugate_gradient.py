@@ -12,10 +12,8 @@ from stiefelkit.optim.deterministic.minimizer import OF_ALL, Memory, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.settings import Setting, at_least
 
-_STEEP = 1e-8
-"""Cosine between a direction and the gradient below which it is given up."""
-_FIRST = 0.1
-"""Length of the first step, over the diameter of the space."""
+_STEEP = 1e-8  # cosine between a direction and the gradient below which it is given up
+_FIRST = 0.1  # length of the first step, over the diameter of the space
 
 
 class ConjugateGradient(Minimizer):

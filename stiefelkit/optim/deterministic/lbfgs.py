@@ -11,8 +11,7 @@ from stiefelkit.optim.deterministic.minimizer import OF_ALL, Memory, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.settings import Setting, at_least, integer
 
-_CAUTION = 1e-8
-"""Cosine between a step and the change of the gradient from which they count."""
+_CAUTION = 1e-8  # cosine between a step and the change of the gradient from which they count
 
 
 class LBFGS(Minimizer):

@@ -8,12 +8,9 @@ from torch import Tensor
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.deterministic.space import CurvePoint
 
-_MOST = 30
-"""Points that are asked for at most."""
-_FURTHER = 10.0
-"""By what a step grows at most from one point to the next."""
-_SHRUNK = 0.66
-"""Largest share of a bracket that a step may leave; beyond it the next point is the middle."""
+_MOST = 30  # points that are asked for at most
+_FURTHER = 10.0  # by what a step grows at most from one point to the next
+_SHRUNK = 0.66  # largest share of a bracket that a step may leave; beyond it the next point is the middle
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,12 @@ NOISE = 8.0
 """Rounding of a loss, at most, over eps and its size: 0.2 of a sum, and more where its terms cancel."""
 UNREACHED = 4.0
 """Norm of a gradient that is nothing but rounding, over eps sqrt(p) and the norm of the Euclidean one."""
-_PROBES = 2
-"""Points at the distance of rounding where a loss is asked for to measure its rounding."""
-_SAFELY = 2.0
-"""Rounding that is allowed for, over the largest that was measured."""
+_PROBES = 2  # points at the distance of rounding where a loss is asked for to measure its rounding
+_SAFELY = 2.0  # rounding that is allowed for, over the largest that was measured
 
 _ORDINARY = 2.0**32
 """Largest entry of a gradient from which on, or from whose inverse down, losses and gradients are in units of it."""
-_CANCELLED = 1e-3
-"""Share of the Euclidean gradient below which what is left of it is projected once more."""
+_CANCELLED = 1e-3  # share of the Euclidean gradient below which what is left of it is projected once more
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from stiefelkit.optim.deterministic.minimizer import OF_ALL, Memory, Minimizer
 from stiefelkit.optim.deterministic.objective import Objective, Position
 from stiefelkit.optim.settings import Setting, at_least, integer
 
-_ACCEPTED = 0.1
-"""Least share of the gain predicted by the model that a step has to make."""
+_ACCEPTED = 0.1  # least share of the gain predicted by the model that a step has to make
 
 
 class TrustRegion(Minimizer):

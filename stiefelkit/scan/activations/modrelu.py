@@ -7,8 +7,7 @@ from stiefelkit.functional import modrelu
 from stiefelkit.functional._activations import modrelu_of_parts
 from stiefelkit.scan.activations import Activation, Loop, Views, step_by_step
 
-STEEPEST = 1e18
-"""The largest ratio of a complex bias to the modulus whose derivative is told apart."""
+STEEPEST = 1e18  # the largest ratio of a complex bias to the modulus whose derivative is told apart
 
 
 class ModReLU(Activation):

@@ -12,14 +12,10 @@ from torch import Tensor
 from stiefelkit.functional._kernels.launch import start
 from stiefelkit.scan.engines.triton import PACKAGE, multiprocessors
 
-STEPS = 16
-"""Steps of a chunk in torch operators: all chunks take a step at a time."""
-BLOCK = 128
-"""Planes of sequences that a program takes."""
-AHEAD = 7
-"""Steps whose inputs a program has requested before it needs them, in shared memory."""
-LEAST = 64
-"""Steps of a chunk of a program: fewer are not worth the second pass."""
+STEPS = 16  # steps of a chunk in torch operators: all chunks take a step at a time
+BLOCK = 128  # planes of sequences that a program takes
+AHEAD = 7  # steps whose inputs a program has requested before it needs them, in shared memory
+LEAST = 64  # steps of a chunk of a program: fewer are not worth the second pass
 
 
 def by_chunks(x: Tensor, first: Tensor | None, factor: Tensor, reverse: bool, last_only: bool) -> tuple[Tensor, Tensor]:

@@ -14,12 +14,9 @@ from stiefelkit.scan.checks import Recurrence, Tensors
 from stiefelkit.scan.structures import STRUCTURES, Structure
 from stiefelkit.scan.structures.structure import fold, from_blocks, matrix_blocks, read_blocks, row_blocks
 
-CHUNK_BYTES = 512 * 1024
-"""States of a chunk: a quarter to a half of a second-level cache."""
-CHUNK_ROWS = 512
-"""Rows of a chunk, so that the products over a chunk are large enough."""
-GPU_STEPS = 32
-"""Steps of a chunk on a GPU."""
+CHUNK_BYTES = 512 * 1024  # states of a chunk: a quarter to a half of a second-level cache
+CHUNK_ROWS = 512  # rows of a chunk, so that the products over a chunk are large enough
+GPU_STEPS = 32  # steps of a chunk on a GPU
 
 
 class Chunk(NamedTuple):

@@ -12,16 +12,11 @@ from stiefelkit.functional._arithmetic.product import opaque
 from stiefelkit.functional._kernels.launch import start
 from stiefelkit.scan.engines.triton import PACKAGE, unsupported_device
 
-ROWS = 64
-"""The most keys of a chunk."""
-LEAST = -800.0
-"""A decay whose logarithm is smaller is zero in float64."""
-HUGE = 1e60
-"""1 / τ of a key that reflects nothing; its fourth power is in the range of float64."""
-MAX_WIDTH = 128
-"""The most rows of a state of a program."""
-CACHED = 1 << 19
-"""Numbers that the keys of a segment hold at most on a CPU."""
+ROWS = 64  # the most keys of a chunk
+LEAST = -800.0  # a decay whose logarithm is smaller is zero in float64
+HUGE = 1e60  # 1 / τ of a key that reflects nothing; its fourth power is in the range of float64
+MAX_WIDTH = 128  # the most rows of a state of a program
+CACHED = 1 << 19  # numbers that the keys of a segment hold at most on a CPU
 
 
 class Steps(NamedTuple):

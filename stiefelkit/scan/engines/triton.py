@@ -22,14 +22,11 @@ from stiefelkit.scan.structures.structure import from_blocks, row_blocks
 
 PACKAGE = "stiefelkit.scan.kernels"
 
-MAX_WIDTH = 512
-"""The widest row of real numbers."""
-BATCH_BLOCK = 16
-"""Sequences of a program of "tiles"; tensor products have no fewer rows."""
+MAX_WIDTH = 512  # the widest row of real numbers
+BATCH_BLOCK = 16  # sequences of a program of "tiles"; tensor products have no fewer rows
 TILES = ((32, 128), (64, 64))
 """Rows and columns of a tile of the matrix; wider ones read fewer states, but may have more zeros at the edge."""
-INTERPRETED = 132
-"""Multiprocessors that triton's interpreter stands for."""
+INTERPRETED = 132  # multiprocessors that triton's interpreter stands for
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from stiefelkit.scan.structures.structure import Diagonal, Structure, along_circle
 
-BLOCK = 128 * 1024
-"""Numbers of the rows that a gradient is worked out for at a time."""
+BLOCK = 128 * 1024  # numbers of the rows that a gradient is worked out for at a time
 
 
 class _Room(NamedTuple):

@@ -11,8 +11,7 @@ from stiefelkit.scan.structures.structure import Diagonal, Structure, along_circ
 class LowRank(Structure):
     """W = M + A B^H. Factors (heads + 2k, n): those of M, then the k columns of A, then those of B."""
 
-    heads: ClassVar[int]
-    """Number of rows of the factors that belong to M."""
+    heads: ClassVar[int]  # number of rows of the factors that belong to M
     turning: ClassVar[int]
     """Number of those rows whose entries have modulus one; `turned` sums up their gradients by angles."""
 

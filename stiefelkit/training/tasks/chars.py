@@ -22,14 +22,10 @@ if TYPE_CHECKING:
 
 RESETS = ("window", "line")
 WHO = "Task 'chars'"
-SHARES = {"train": 0.9, "valid": 0.95, "test": 1.0}
-"""Shares of a single text at which its parts end."""
-NO_TARGET = -100
-"""The target that cross_entropy ignores."""
-UNSEEN = 0.01
-"""Share of held-out characters that the training part may lack."""
-LONGEST = 2**31
-"""Characters of a window at most."""
+SHARES = {"train": 0.9, "valid": 0.95, "test": 1.0}  # shares of a single text at which its parts end
+NO_TARGET = -100  # the target that cross_entropy ignores
+UNSEEN = 0.01  # share of held-out characters that the training part may lack
+LONGEST = 2**31  # characters of a window at most
 
 
 @dataclass(frozen=True)

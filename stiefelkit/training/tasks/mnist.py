@@ -22,10 +22,8 @@ SIDE = 28
 PIXELS = SIDE * SIDE
 IMAGES_FROM, LABELS_FROM = 16, 8
 """Bytes of the head of an IDX file, whose digest says that it is the one that it should be."""
-SHIFTS = 2
-"""The stream of what images are moved by."""
-VALIDATION = 5_000
-"""The first images of the training files, as TensorFlow splits them off."""
+SHIFTS = 2  # the stream of what images are moved by
+VALIDATION = 5_000  # the first images of the training files, as TensorFlow splits them off
 ALL_TRAIN = 55_000
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist")
 

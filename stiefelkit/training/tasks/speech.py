@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 RATE, WINDOW, HOP = 8000, 256, 128
 BINS = WINDOW // 2 + 1
-FLOOR = 1e-5
-"""Of a power |X|^2, for samples in [-1, 1]: silence is at -50 dB."""
+FLOOR = 1e-5  # of a power |X|^2, for samples in [-1, 1]: silence is at -50 dB
 WHO = "Task 'speech'"
 CORE_TEST = frozenset(
     "fdhc0 felc0 fjlm0 fmgd0 fmld0 fnlp0 fpas0 fpkt0 mbpm0 mcmj0 mdab0 mgrt0 mjdh0 mjln0 mjmp0 mklt0 mlll0 mlnt0 mnjm0 "

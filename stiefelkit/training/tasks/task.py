@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-TRAIN, TEST = 0, 1
-"""Streams of what is drawn."""
-CHUNK = 2**18
-"""Steps of all sequences of a chunk together, at most, in an evaluation."""
+TRAIN, TEST = 0, 1  # streams of what is drawn
+CHUNK = 2**18  # steps of all sequences of a chunk together, at most, in an evaluation
 
 
 def generator(*key: int) -> torch.Generator:
