@@ -14,7 +14,8 @@ from stiefelkit.numbers import Check, above, integer
 SEED, THREADS = integer(0, 2**63 - 1), integer(1, 1024)
 STEP_LENGTH = above(0, 100.0)  # of steps of frames: longer ones turn a frame many times round and, far beyond, overflow
 
-Option = int | float | bool | str | list[Any]  # types of the values of options of models, optimizers and maps
+Option = int | float | bool | str | list[Any]
+"""Types of the values of options of models, optimizers and maps."""
 Sizes = Annotated[tuple[tuple[int, int], ...], Parameter(n_tokens=1)]
 """Sizes n x p on the command line, in one word: 64,2048x32."""
 

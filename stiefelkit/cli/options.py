@@ -19,8 +19,7 @@ from stiefelkit.training.recipes import literal, tables_of, written
 from stiefelkit.training.tasks import tasks
 
 T = TypeVar("T")
-Options = Annotated[T | None, Parameter(name="*")]
-"""An argument whose fields are the options; None where no option is given."""
+Options = Annotated[T | None, Parameter(name="*")]  # an argument whose fields are options; None where none is given
 
 asked: ContextVar[tuple[str, ...]] = ContextVar("asked", default=())  # the words of the command line
 

@@ -237,12 +237,12 @@ def sweep(
 def plot(*runs: Path, out: Path | None = None, data: Path | None = None, figures: Options[Figures] = None) -> int:
     """Draw the curves of runs.
 
-    They are learning curves and drift; of waveforms also the generated one beside the true one.
+    They are learning curves and drift; of words also the accuracy after so many steps.
 
     Args:
         runs: run folders, or folders of comparisons.
         out: folder for the figures; the run's own folder for a single run, else plots.
-        data: folder of the data, for baselines and true waveforms; that of STIEFELKIT_DATA if left out.
+        data: folder of the data, for baselines; that of STIEFELKIT_DATA if left out.
         figures: how they are written.
     """
     from stiefelkit.training import plot as plots

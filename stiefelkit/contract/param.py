@@ -22,8 +22,7 @@ from stiefelkit.errors import (
     shown,
 )
 from stiefelkit.functional import nearest_frame
-from stiefelkit.functional._polar import nearest
-from stiefelkit.functional._polish import polished
+from stiefelkit.functional._polar import nearest, polished
 from stiefelkit.metrics import frame_tolerance, orthogonality_error, permitted_error, permitted_return, scale_of
 from stiefelkit.numbers import sizes
 

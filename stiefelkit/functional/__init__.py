@@ -22,8 +22,7 @@ from stiefelkit.functional._packing import (
     unpack_skew,
     unpack_trapezoid,
 )
-from stiefelkit.functional._polar import msign, nearest_frame, polar_factor
-from stiefelkit.functional._polish import polish, split_defect
+from stiefelkit.functional._polar import msign, nearest_frame, polar_factor, polish, split_defect
 from stiefelkit.functional._rotations.brickwall import brickwall, mesh_size
 from stiefelkit.functional._rotations.butterfly import butterfly, butterfly_inverse, rotate_butterfly
 from stiefelkit.functional._rotations.inverse import brickwall_inverse, haar_angles, haar_indices, layer_inverse

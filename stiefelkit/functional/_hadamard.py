@@ -23,8 +23,7 @@ from stiefelkit.init import hadamard_factors
 from stiefelkit.numbers import integer
 from stiefelkit.tensors import check_dtype, check_tensors, working_dtype
 
-_RADIX = 16
-"""The order up to which factors are multiplied to one matrix: measured, passes of such products are the fastest."""
+_RADIX = 16  # order up to which factors are multiplied to one matrix; passes of such products are the fastest
 
 
 def hadamard_transform(

@@ -34,7 +34,7 @@ from stiefelkit.functional._packing import (
     phase_gradient,
     unpack_trapezoid,
 )
-from stiefelkit.functional._polish import polish, polished
+from stiefelkit.functional._polar import polish, polished
 from stiefelkit.metrics import working_dtype
 from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
 from stiefelkit.tensors import check_tensors

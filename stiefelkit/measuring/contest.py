@@ -22,8 +22,7 @@ QUICK = 45.0  # seconds that a quick form measures
 NO_TIME = "the quick form had no time left for it."  # the reason for what a quick form leaves out
 
 T = TypeVar("T")
-ProgressCallback = Callable[[str, int, int], None]
-"""Called now and then with words, and how many rounds of how many are done."""
+ProgressCallback = Callable[[str, int, int], None]  # called now and then with words, and rounds done of how many
 
 
 def quiet(what: str, done: int, rounds: int) -> None:

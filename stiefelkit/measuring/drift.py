@@ -1,13 +1,16 @@
 """Orthogonality under many optimizer steps: one weight under one gradient after the other."""
 
+import base64
 import contextlib
 import dataclasses
+import io
 import math
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,26 +20,29 @@ from torch.nn.utils import parametrize
 from stiefelkit import init
 from stiefelkit.contract.param import OrthogonalParam
 from stiefelkit.errors import RunError, needs
-from stiefelkit.figure import Figures
+from stiefelkit.figure import Figures, figure, literal, reference_line
 from stiefelkit.files import writable, write_json
 from stiefelkit.machine import threads
-from stiefelkit.measuring import charts
 from stiefelkit.measuring.clock import WARM_UPS, Run
 from stiefelkit.measuring.contest import Contest, DriftCurve, ProgressCallback, Race, Row, Schedule, captured, quiet
-from stiefelkit.measuring.implementations import dtype_of
+from stiefelkit.measuring.implementations import dtype_of, near_orthogonal
 from stiefelkit.measuring.moved_frames import imported, own_optimizers, peer_optimizers, start
 from stiefelkit.measuring.plans import UNCONSTRAINED, DriftPlan, torch_dtype
 from stiefelkit.metrics import bits_lost, orthogonality_error, rounding_limit, working_dtype
 from stiefelkit.optim import optimizers, parameter_groups
 from stiefelkit.weights.attach import available, orthogonal
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ERROR = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
+HIGHEST = 1e9  # the largest error that is shown: beyond it a weight is lost, and would only squeeze the others
 PIXELS, CLASSES, IMAGES = 64, 10, 64
 """Sizes of the handwritten digits: numbers in an image, kinds, and images for each gradient."""
 FRAME_OPTIMIZER = "multiplicative_cayley"
 """Trains a parametrization with a frame as a coordinate, where the optimizer of the plan moves none."""
 QUICK_STEPS = 100  # steps of a quick form, at most
-LAUNCHED = 100
-"""Steps that are launched one by one before replays of a graph take over; these have to come to the same bits."""
+LAUNCHED = 100  # steps launched one by one before replays of a graph, which have to come to the same bits
 
 
 def measure(
@@ -69,7 +75,7 @@ def measure(
         yield from races(plan, watch, schedule, write)
     finally:
         if curves := [curve for race in done for curve in race.curves]:
-            charts.draw_drift(figures.path(out, "drift"), curves, f"{plan.gradients} gradients", figures.dpi)
+            draw_drift(figures.path(out, "drift"), curves, f"{plan.gradients} gradients", figures.dpi)
 
 
 def races(
@@ -268,3 +274,44 @@ def _started(
         optimizer.step()
 
     return lambda: layer.weight, step
+
+
+def draw_drift(target: Path | io.BytesIO, curves: Sequence[DriftCurve], words: str, dpi: int = 200) -> None:
+    """Draws errors over the limit against steps, a panel for each size, with `words` in the titles."""
+    sizes = list(dict.fromkeys((curve.n, curve.p) for curve in curves))
+    with figure(target, len(sizes), dpi) as panels:
+        for axes, (n, p) in zip(panels, sizes, strict=True):
+            draw_panel(axes, [curve for curve in curves if (curve.n, curve.p) == (n, p)])
+            axes.set(title=f"{n} x {p}, {words}")
+            axes.legend(fontsize="small")
+        panels[0].set_ylabel(ERROR)
+
+
+def draw_panel(axes: "Axes", curves: Sequence[DriftCurve]) -> None:
+    """Draws the curves of one size into axes."""
+    others = {*peer_optimizers, *near_orthogonal(), UNCONSTRAINED}
+    ours = [curve for curve in curves if not (curve.method in others or ":" in curve.method or math.isnan(curve.worst))]
+    ours = ours if len(ours) < len(curves) and any(curve.method in peer_optimizers for curve in curves) else []
+    for number, curve in enumerate(ours):
+        label = f"stiefelkit, {len(ours)} methods" if number == 0 else None
+        axes.plot(curve.steps, curve.ratios, color="C0", label=label)
+    alone = [curve for curve in curves if curve not in ours]
+    for number, curve in enumerate(alone, 1):
+        colour = "0.55" if curve.method == UNCONSTRAINED else f"C{number % 10}"
+        line = "--" if curve.method in peer_optimizers else "-"
+        axes.plot(curve.steps, curve.ratios, color=colour, linestyle=line, label=literal(curve.method))
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set(xlabel="optimizer step")
+    reference_line(axes, 1.0, "rounding limit")
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, 0.1), min(max(high, 10), HIGHEST))
+
+
+def chart(race: Race) -> tuple[str, str, str]:
+    """Returns heading, what a reader hears who cannot see it, and address of the image of a race of drift."""
+    content = io.BytesIO()
+    draw_drift(content, race.curves, race.subject.partition(", ")[2])
+    worst = "; ".join(f"{curve.method} at most {curve.worst:.3g} rounding limits" for curve in race.curves)
+    source = f"data:image/svg+xml;base64,{base64.b64encode(content.getvalue()).decode()}"
+    return race.subject, f"{race.subject}: {worst}.", source

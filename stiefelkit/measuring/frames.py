@@ -15,8 +15,7 @@ from stiefelkit.measuring.moved_frames import YARDSTICKS, MovedFrame, start
 from stiefelkit.measuring.plans import OptimizerRace, ParametrizationRace, torch_dtype
 from stiefelkit.metrics import orthogonality_error, rounding_limit
 
-GRADIENTS = 16
-"""Gradients that an optimizer gets in turns: with a single one it would soon be where there is no step left to make."""
+GRADIENTS = 16  # gradients in turns: with a single one an optimizer would soon be where there is no step left
 
 
 def races(

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 SUBJECT = "The race"  # the first words of error messages
 WIDE_DTYPES = ("complex128", "complex64", "float32", "float64")
 """Names of the dtypes in which frames may be stored while an optimizer moves them."""
-UNCONSTRAINED = "unconstrained"
-"""The name of the reference of drift: an ordinary weight that starts orthogonal and is held by nothing."""
+UNCONSTRAINED = "unconstrained"  # the reference of drift: a weight that starts orthogonal and is held by nothing
 FACTORS = "factors"  # the name under which W in factors races beside the backends of the scan
 
 

@@ -22,7 +22,6 @@ from stiefelkit.errors import RunError, printable
 from stiefelkit.files import importing, parse_json, write_json
 from stiefelkit.machine import cpu
 from stiefelkit.measuring import drift, frames, scan
-from stiefelkit.measuring.charts import chart
 from stiefelkit.measuring.contest import NO_TIME, ProgressCallback, Race, Row, Schedule, by_reason, quiet
 from stiefelkit.measuring.plans import ReportPlan
 from stiefelkit.measuring.tables import of_race
@@ -90,7 +89,7 @@ class Record:
             tables = [of_race(race) for race in races]
             left_out = {name: why for race in part.races for name, why in race.left_out.items()} | part.left_out
             sections.append(
-                (part, tables, [chart(race) for race in races if race.operation == "drift"], by_reason(left_out))
+                (part, tables, [drift.chart(race) for race in races if race.operation == "drift"], by_reason(left_out))
             )
         style = files("stiefelkit.measuring").joinpath("page.css").read_text(encoding="utf-8")
         return environment().get_template("page.html").render(record=self, sections=sections, style=style)

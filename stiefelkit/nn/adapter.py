@@ -38,8 +38,7 @@ from stiefelkit.tensors import computing_dtype, working_dtype
 from stiefelkit.weights import attach
 from stiefelkit.weights.find import coordinate_list_of
 
-_REMEMBERED = 64
-"""Switches between a forward pass and its backward pass of which a checkpoint can be told; older ones are forgotten."""
+_REMEMBERED = 64  # switches between a forward and its backward pass of which a checkpoint can be told
 _BLOCK = 32  # rows of a block where nothing else is asked for
 _OF_THE_LAYER = frozenset(("weight", "bias", "in_features", "out_features"))
 

@@ -17,8 +17,7 @@ SPECTRAL = (
     Setting("momentum", 0.95, at_least(0, below=1.0), "decay of the mean gradient M <- momentum M + (1 - momentum) G."),
 )
 """Settings of optimizers by the spectral norm."""
-_POLISHES = 11
-"""From a bound of W - step that is `sqrt(p)` times too large they lead to rounding, if the step is tangent."""
+_POLISHES = 11  # from a bound of W - step that is `sqrt(p)` times too large they lead to rounding
 
 
 class PolarStep(Retraction):

@@ -20,7 +20,7 @@ from stiefelkit.functional._arithmetic.norms import Norms, probes
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._cayley.quotient import SHORT
 from stiefelkit.functional._kernels.launch import adam_in_one, frame_step, takes
-from stiefelkit.functional._polish import rounded_defect
+from stiefelkit.functional._polar import rounded_defect
 from stiefelkit.metrics import defect as defect_of
 from stiefelkit.metrics import working_dtype
 from stiefelkit.optim.batch import EXTERNAL_CHANGE, Bucket, Group, limit_of
@@ -43,8 +43,7 @@ ROUNDING = 4.0
 """Bound of the rounding in the tangent part of a gradient, over eps sqrt(p) and its norm; of an entry, over eps."""
 _LONGEST = 2.0  # length of a step over sqrt(p) above which it is made in float64
 _MAX_POLISHES = 3  # polishes that take any defect below `EXTERNAL_CHANGE` to the rounding limit
-_MOST = 2.8
-"""Error that a step of frames with a remainder may leave, over the threshold for a polish; without a remainder 2."""
+_MOST = 2.8  # error that a step of frames with a remainder may leave, over the threshold for a polish; else 2
 _THRESHOLD = {"exact": 0.6, "fast": 5.0}
 """Accumulated error from which the next increment takes it away, if it would leave more than `_MOST`."""
 _THRESHOLD_OF_SMALL = {"exact": 0.07, "fast": 1.0}

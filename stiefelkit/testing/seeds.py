@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-OFFSET = "STIEFELKIT_SEED_OFFSET"
-"""The environment variable that is added to every seed; a law that holds, holds under any."""
+OFFSET = "STIEFELKIT_SEED_OFFSET"  # environment variable, added to every seed; a law holds under any
 
 
 def seed(number: int = 0) -> int:

@@ -1,32 +1,23 @@
-"""Figures of runs: learning curves, orthogonality, accuracy by position, generated sequences."""
+"""Figures of runs: learning curves, orthogonality, accuracy by position."""
 
-import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from stiefelkit.errors import DataError, RunError, needs
+from stiefelkit.errors import RunError, needs
 from stiefelkit.figure import Figures, figure, literal, reference_line
 from stiefelkit.files import reachable
-from stiefelkit.training import checkpoint
 from stiefelkit.training.run_folder import RunFolder, by_kind, is_run, worst_ratio
 from stiefelkit.training.tasks import Task
-from stiefelkit.training.tasks.task import evaluating
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 AT = "accuracy_at_"  # begins the name of a score of so many steps
-Value = Callable[[dict[str, Any]], float | None]
-"""Reads the value of a curve from one record of a log; None where the record has none."""
+Value = Callable[[dict[str, Any]], float | None]  # of a curve, from a record of a log; None where there is none
 Records = dict[str, list[dict[str, Any]]]  # lines of a log by their kind
-PANELS = 6  # generated sequences of a figure, at most
 
 
 @dataclass(frozen=True)
@@ -88,9 +79,7 @@ def draw_curves(curves: Sequence[Curve], out: Path, look: Figures, stem: str = "
 
     * `learning`: the loss in training, and the held-out score;
     * `positions`: of tasks that tell it, the last held-out accuracy after so many steps of a sequence;
-    * `orthogonality`: of runs with frames, their error over the rounding limit;
-    * `generated`: where the target is a sequence of numbers, the target, and what the best `PANELS` runs make of it
-      after their last checkpoints; left out where checkpoints or data are not at hand.
+    * `orthogonality`: of runs with frames, their error over the rounding limit.
     """
     task, unit = curves[0].task, "step" if curves[0].epoch == 1 else "epoch"
     drawn = {"learning": look.path(out, f"{stem}learning")}
@@ -125,17 +114,6 @@ def draw_curves(curves: Sequence[Curve], out: Path, look: Figures, stem: str = "
             label = r"$\Vert W^H W - I\Vert_F$ / rounding limit"
             axes.set(title="orthogonality", xlabel=unit, ylabel=label, yscale="log")
             axes.legend()
-    scored = [(min(line["loss"] for line in curve.records["test"]), curve) for curve in curves if curve.records["test"]]
-    best = [curve for _, curve in sorted(scored, key=itemgetter(0))[:PANELS]]
-    found = [(curve.label, sequences) for curve in best if (sequences := _sequences(curve.folder)) is not None]
-    if found:
-        drawn["generated"] = look.path(out, f"{stem}generated")
-        with figure(drawn["generated"], len(found), look.dpi) as panels:
-            for axes, (label, (target, output, error)) in zip(panels, found, strict=True):
-                axes.plot(target, color="0.7", label="true")
-                axes.plot(output, color="C0", label="generated")
-                axes.set(title=f"{literal(label)}: {error:.3g}", xlabel="step")
-                axes.legend()
     return drawn
 
 
@@ -145,21 +123,3 @@ def _draw(axes: "Axes", curves: Sequence[Curve], kind: str, value: Value) -> Non
         points = curve.points(kind, value)
         label = literal(curve.label) if points else None
         axes.plot([step for step, _ in points], [number for _, number in points], marker=".", label=label)
-
-
-def _sequences(folder: RunFolder) -> tuple[list[float], list[float], float] | None:
-    """Returns the first held-out target, the output for it and its loss, if it is one number a step; None elsewhere."""
-    config = dataclasses.replace(folder.config, device="cpu")
-    task = config.build_task()
-    if task.last_only or "accuracy" in task.scores or task.output_size != 1:
-        return None
-    with contextlib.suppress(DataError), torch.random.fork_rng(devices=[]):
-        x, y = task.held_out()
-        last = checkpoint.latest(folder.checkpoints)
-        if last is not None:
-            model = config.build_model(task)
-            model.load_state_dict(last[1]["model"])
-            with evaluating(model):
-                output = task.answer(model, x[:1])
-            return y[0].tolist(), output[0, :, 0].tolist(), float(task.loss(output, y[:1]))
-    return None

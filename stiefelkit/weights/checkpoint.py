@@ -18,8 +18,7 @@ from stiefelkit.errors import CheckpointError, NonFiniteError, needs, shown
 from stiefelkit.metrics import frame_tolerance, orthogonality_error
 from stiefelkit.tensors import full_tensor, local_part
 
-EXTRA = "_extra_state"
-"""The key of a description in a state dict; torch's name for what is neither parameter nor buffer."""
+EXTRA = "_extra_state"  # the key of a description in a state dict: torch's name for what is no tensor of the module
 _FORMAT = 1
 _LONGEST = 1 << 20  # bytes of a description that are read; those written have a few hundred
 _WITHIN_THE_LAW = 1e4

@@ -343,8 +343,7 @@ _OWN_WAYS = {
 }
 """Options by which embeddings write to rows, or leave one out, with what they do."""
 _GATES = {"LSTMCell": 4, "GRUCell": 3}
-_CALLED = re.compile("qkv|query_key_value|kv_proj|to_kv|c_attn|gate_up")
-"""Names of layers whose outputs are cut into parts."""
+_CALLED = re.compile("qkv|query_key_value|kv_proj|to_kv|c_attn|gate_up")  # layers whose outputs are cut
 
 
 def _weights(module: nn.Module, prefix: str = "", of_buffers: bool = False) -> list[WeightPath]:

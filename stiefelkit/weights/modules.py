@@ -24,8 +24,7 @@ __all__ = ["check_state_dict"]
 
 _SIZES = ("num_embeddings", "embedding_dim", "in_features", "out_features", "in_channels", "out_channels")
 """The attributes by which modules tell the shape of their weights; who resizes one writes to `weight.data` as well."""
-_RESETS = ("reset_parameters", "_reset_parameters")
-"""The names of the methods by which torch's modules draw their parameters."""
+_RESETS = ("reset_parameters", "_reset_parameters")  # the methods by which torch's modules draw parameters
 
 
 def attach_coordinate_list(

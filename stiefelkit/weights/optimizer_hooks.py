@@ -81,8 +81,7 @@ _Alive = dict[int, tuple[weakref.ref[T], Entry]]
 _watched: _Alive[WatchedWeight, tuple[bool, dict[str, str]]] = {}
 """By id: the coordinate lists alive, whether they hold frames, and the manifolds of coordinates."""
 _alone: _Alive[Tensor, str] = {}  # the frames alive that no coordinate list holds, and their manifolds
-_layers: _Alive[WatchedLayer, str] = {}
-"""The layers alive that have coordinates of their own, and their names in messages."""
+_layers: _Alive[WatchedLayer, str] = {}  # the layers alive that have coordinates of their own, and their names
 _replaced: _Alive[Tensor, _Replaced] = {}
 _manifolds: list[type] = []  # classes of manifolds; the tensors that say they are on one are watched too
 _hooks: list[RemovableHandle] = []

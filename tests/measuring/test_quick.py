@@ -81,7 +81,7 @@ def test_a_command_names_what_it_left_out_and_the_command_that_measures_it(comma
 def test_ours_have_one_name_beside_peers_and_what_is_no_frame_keeps_its_own():
     from matplotlib.figure import Figure
 
-    from stiefelkit.measuring.charts import draw_panel
+    from stiefelkit.measuring.drift import draw_panel
 
     def curve(method: str, *ratios: float) -> DriftCurve:
         return DriftCurve(method, 4, 4, 1.0, list(range(len(ratios))), list(ratios))

@@ -128,7 +128,8 @@ class Impatient(optuna.storages.RDBStorage):
     """A storage that takes a trial for dead after two seconds without a heartbeat, not twenty."""
 
     def __init__(self, url: str, **options: Any):
-        super().__init__(url, **options | {"heartbeat_interval": 1, "grace_period": 2})
+        quick: dict[str, Any] = {**options, "heartbeat_interval": 1, "grace_period": 2}
+        super().__init__(url, **quick)
 
 
 @pytest.mark.slow

@@ -15,8 +15,7 @@ _LEAF = 64
 _LARGEST_NORM = {torch.float32: 100.0, torch.complex64: 100.0, torch.float64: 5e3, torch.complex128: 5e3}
 """Frobenius norm up to which blocks serve: their error grows with its square, which the Schur complements may reach."""
 _TOLERANCE = 16.0  # relative error in eps, about that of the products which make Q
-_DEFECT = 1 / 24
-"""Largest error of W^H W - I that a truncated series may cause, in eps sqrt(p): 14 % of a rounding limit."""
+_DEFECT = 1 / 24  # largest error of W^H W - I by a truncated series, in eps sqrt(p): 14 % of a rounding limit
 _SMALLEST_SQUARED = 256  # from here on a block of A^2 is large enough to be multiplied by itself
 _SMALLEST_PROBED = 128  # from here on power steps take less time than a product
 _LARGEST_SCALE = 1e6  # beyond, A^2 of a Q that counts may leave the range of float32

@@ -28,7 +28,7 @@ from stiefelkit.functional._packing import (
     unpack_skew,
     unpack_square,
 )
-from stiefelkit.functional._polish import polish
+from stiefelkit.functional._polar import polish
 from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
 from stiefelkit.tensors import check_tensors
 

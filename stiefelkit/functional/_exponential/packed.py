@@ -31,7 +31,7 @@ from stiefelkit.functional._packing import (
     skew_size,
     unpack_skew,
 )
-from stiefelkit.functional._polish import polish
+from stiefelkit.functional._polar import polish
 from stiefelkit.numbers import PRECISION, PRECISIONS, check_counts
 from stiefelkit.tensors import check_tensors
 

@@ -21,12 +21,11 @@ from stiefelkit.functional._arithmetic.function import Context, Function, by_tra
 from stiefelkit.functional._arithmetic.norms import bounds_of_skew, finite, probe
 from stiefelkit.functional._arithmetic.product import FullPrecision, add_product_, is_plain, opaque
 from stiefelkit.functional._packing import check_square, minus_adjoint
-from stiefelkit.functional._polish import polished
+from stiefelkit.functional._polar import polished
 from stiefelkit.metrics import working_dtype
 
 _LARGEST_IN_SINGLE = 8.0  # norm above which the squarings would cost float32 too many of its digits
-_SQUARINGS = 20
-"""Without host syncs: enough for ||A||_2 of some 2e5, turns of which float32 coordinates hold two digits."""
+_SQUARINGS = 20  # without host syncs: enough for ||A||_2 of some 2e5, of whose turns float32 holds two digits
 _LONGEST = 2.0**18
 _DEGREE = 12
 _LOG_FACTORIAL = math.log2(math.factorial(_DEGREE + 1))

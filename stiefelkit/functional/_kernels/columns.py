@@ -10,8 +10,7 @@ from stiefelkit.functional._kernels.launch import PACKAGE, _parts, is_at_hand, s
 
 LONGEST = 1024  # entries of a row that a program turns and transforms, eight times as many that it only transforms
 TALLEST = 512  # rows of real columns, twice those of complex ones, that a program holds
-_OF_MESHES = (4, 256)
-"""Columns of a program, and numbers of a warp: there each entry needs that of its partner beside it."""
+_OF_MESHES = (4, 256)  # columns of a program, numbers of a warp: each entry needs its partner beside it
 SHARES = 1024  # programs that share the rows of all matrices, each with a sum of its own for the gradient of the angles
 
 

@@ -19,8 +19,7 @@ from stiefelkit.functional._arithmetic.product import is_plain, opaque
 from stiefelkit.functional._exponential.taylor import combinations
 
 PACKAGE = "stiefelkit.functional._kernels.programs"
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Looked for once: torch 2.11 cannot trace the search for a package."""
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # once: torch 2.11 cannot trace the search
 
 LARGEST = 128  # rows of a real matrix, twice those of a complex one, that a program takes
 TILE = 64

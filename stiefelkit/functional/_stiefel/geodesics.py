@@ -22,7 +22,7 @@ from stiefelkit.functional._arithmetic.function import Context, Function
 from stiefelkit.functional._exponential.packed import on_span, skew_logarithm
 from stiefelkit.functional._exponential.taylor import exponential
 from stiefelkit.functional._packing import check_alike
-from stiefelkit.functional._polish import polished
+from stiefelkit.functional._polar import polished
 from stiefelkit.functional._stiefel.conjugate_gradients import truncated
 from stiefelkit.functional._stiefel.tangents import alpha_of, skew_part, tangent_parts
 from stiefelkit.metrics import defect

@@ -20,8 +20,7 @@ from stiefelkit.functional._arithmetic.devices import may_sync_host
 from stiefelkit.functional._arithmetic.norms import norms_of
 from stiefelkit.functional._arithmetic.product import plus_product
 from stiefelkit.functional._cayley.quotient import quotient_of_skew
-from stiefelkit.functional._polar import quintics, times_shifted
-from stiefelkit.functional._polish import polished
+from stiefelkit.functional._polar import polished, quintics, times_shifted
 from stiefelkit.functional._stiefel.tangents import Tangent, times
 from stiefelkit.metrics import working_dtype
 from stiefelkit.tensors import check_tensors

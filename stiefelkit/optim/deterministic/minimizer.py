@@ -33,10 +33,8 @@ OF_ALL = (
     ),
 )
 """Settings of every minimizer."""
-Memory = dict[str, Any]
-"""The memory of `Minimizer.iterate`: numbers, and real tensors whose last axis is that of flat vectors."""
-_IDLE = 20
-"""Iterations without a lower loss or a shorter gradient after which rounding is measured; twice as many next time."""
+Memory = dict[str, Any]  # of `Minimizer.iterate`: numbers, and real tensors whose last axis is that of flat vectors
+_IDLE = 20  # iterations without progress after which rounding is measured; twice as many next time
 _KEPT = ("manifold", "name", "params", "param_names", "weight_decay", "lr")
 """Keys in which groups may differ; settings are the same in all."""
 

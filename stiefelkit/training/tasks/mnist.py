@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 SIDE = 28
 PIXELS = SIDE * SIDE
-IMAGES_FROM, LABELS_FROM = 16, 8
-"""Bytes of the head of an IDX file, whose digest says that it is the one that it should be."""
+IMAGES_FROM, LABELS_FROM = 16, 8  # bytes of the head of an IDX file, whose digest says that it is the right one
 SHIFTS = 2  # the stream of what images are moved by
 VALIDATION = 5_000  # the first images of the training files, as TensorFlow splits them off
 ALL_TRAIN = 55_000

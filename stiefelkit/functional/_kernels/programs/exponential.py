@@ -11,8 +11,7 @@ from triton.language import constexpr
 
 from .parts import add_product, entry_of, fill_skew, plus, store_skew, tile_of
 
-SQUARINGS = tl.constexpr(20)
-"""At most so many, and one more backward: an A of norm beyond some 2e5 is scaled to that norm."""
+SQUARINGS = tl.constexpr(20)  # at most so many, and one more backward: a longer A than some 2e5 is scaled to that norm
 COMMUTATORS = tl.constexpr(10)
 
 
