@@ -138,6 +138,9 @@ def test_results_are_what_the_command_writes(monkeypatch: pytest.MonkeyPatch) ->
     readme, line = (ROOT / "README.md").read_text(), again.summary(again.findings(RESULTS)[0])
     assert readme == again.marked(readme, line) != again.marked(readme, "other")
     assert line in page.read_text()
+    means = [line.split("|") for line in page.read_text().splitlines() if "mnist-170, " in line and "mean" in line]
+    assert means
+    assert all(0 < float(mean[8].split()[0]) < 1 for mean in means)
 
 
 @needs_runs
