@@ -13,7 +13,7 @@
 # make results  writes docs/results.md and the line of README.md anew from benchmarks/results
 # make papers-gpu  trains rows of papers on a GPU for MINUTES, in the order of CELLS, JOBS at once; goes on where OUT stops
 #               and writes OUT.tar.gz, which `stiefelkit reproduce --add` reads
-# make test     runs the tests: of laws with many cases some of them, in five minutes on two quiet cores
+# make test     runs the tests: of laws with many cases some of them, in four minutes on two quiet cores
 # make test-all runs all of them, as CI does, in a quarter of an hour
 # make test-seeds  runs them with every seed shifted, by each of SEEDS
 # make test-arithmetic  runs the laws under other kernels, threads and precisions: all, or VARIANT=
@@ -173,7 +173,7 @@ WORKERS := 2
 PARALLEL = -n $(WORKERS) --dist worksteal
 
 test: $(VENV)/.test
-	@echo "About five minutes on two quiet cores; the share of tests that are over stands at the right."
+	@echo "About four minutes on two quiet cores; the share of tests that are over stands at the right."
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 test-all: $(VENV)/.test

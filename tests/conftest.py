@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for each in cases.values():
-        kept = max(8, round(3 * len(each) ** 0.5))
+        kept = max(8, round(2.5 * len(each) ** 0.5))
         for item in sorted(each, key=lambda item: zlib.crc32(item.nodeid.encode()))[kept:]:
             item.add_marker(pytest.mark.slow)
 

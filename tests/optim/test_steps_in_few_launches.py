@@ -94,7 +94,7 @@ OF_COMMIT |= {"sizes": ("i32",) * 2, "mosts": ("fp32",) * 2, "holds": "*i1"}
 
 
 @pytest.mark.usefixtures("_for_gpus")
-@pytest.mark.parametrize("capability", [80, 90, 120])
+@pytest.mark.parametrize("capability", [90, *(pytest.param(each, marks=pytest.mark.slow) for each in (80, 120))])
 @pytest.mark.parametrize(
     ("way", "n", "parts"),
     [("cayley", 64, 1), ("shorten", 33, 2), ("divide", 64, 1), ("go", 32, 1), (None, 0, 1), (None, 1, 1)],
