@@ -98,7 +98,7 @@ class Record:
 def read_record(path: Path) -> Record:
     """Reads what `Record.write` has written; raises RunError if there is no such file, or it is another."""
     with importing("A page of figures", path, RunError, "a whole file of measurements that can be read"):
-        content: Any = parse_json(path.read_bytes())
+        content = parse_json(path.read_bytes())
         record = Record(**content)
         if record.kind != KIND or not {"CPU", "device", "stiefelkit"} <= record.machine.keys():
             raise ValueError("it is of another kind")

@@ -178,9 +178,8 @@ def _files(given: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Ten
             needs((folder / file).is_file(), CheckpointError, "It", file, got)
     with importing("load_peft", folder / _CONFIG):
         config = read_json((folder / _CONFIG).resolve())  # of the hub's cache all files are links
-        kind: Any = config.get("peft_type")
-        is_known = isinstance(kind, str) and kind in FORMATS
-        needs(is_known, CheckpointError, "It", f"a peft_type of {', '.join(FORMATS)}", shown(kind))
+        kind = str(config.get("peft_type"))
+        needs(kind in FORMATS, CheckpointError, "It", f"a peft_type of {', '.join(FORMATS)}", shown(kind))
         sizes = dict.fromkeys(FORMATS[kind].sizes, (0, integer(0)))
         for key, (default, check) in {"bias": ("none", one_of("none")), **sizes, **FORMATS[kind].settings}.items():
             config[key] = check.require("It", key, config.get(key, default))
