@@ -342,7 +342,7 @@ class CoordinateParameters(nn.Module):
         self._announce()
 
     def _announce(self) -> None:
-        """Has optimizers warned that would shrink the coordinates."""
+        """Registers the layer, so that an optimizer which would shrink its coordinates warns."""
         if self.coordinate_parameters:
             watch_layer(self, _torch.class_name(self))
 

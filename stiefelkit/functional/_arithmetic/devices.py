@@ -1,4 +1,4 @@
-"""What devices are spared: reads of values on the host, for which they are waited for, and float64 where it is slow."""
+"""Where values may be read on the host, which waits for a GPU, and where float64 is too slow to compute in."""
 
 import contextlib
 import os
